@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
 import os
@@ -31,7 +32,8 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.nodes import make_refnode
 
 import shoal
-from shoal import errors, planning, preemption, retention
+from shoal import errors, planning, preemption, retention, types
+from shoal.colour import colour_of
 from shoal.runtime.system import fault_points
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,22 +41,30 @@ HERE = ROOT / "docs"
 
 # Names of types in signatures that are shown as what they stand for, and those that have no page.
 TYPES = {
+    "AnyMesh": "jax.sharding.Mesh | shoal.Mesh",
     "ArrayLike": "numpy.typing.ArrayLike",
     "Axes": "Mapping[str, int] | Iterable[tuple[str, int]]",
+    "AxisTypes": "str | AxisType | Sequence[str | AxisType] | Mapping[str, str | AxisType]",
     "Dim": "None | str | tuple[str, ...]",
     "Dtype": 'Literal["exact", "safe", "any"]',
     "Form": 'Literal["tree", "dicts", "flat"]',
     "IntArray": "NDArray[int64]",
-    "JaxMesh": "jax.sharding.Mesh",
     "Mode": 'Literal["auto", "direct", "exchange"]',
     "NamedSharding": "jax.sharding.NamedSharding",
     "OrderFunction": "Callable[..., NDArray[int64]]",
-    "Path": "str | PathLike[str]",
+    "Key": "Any",
+    "Path": "str | PathLike[str] | Bucket",
     "Uneven": 'Literal["ceil", "axis_by_axis"]',
     "np.ndarray": "numpy.ndarray",
     "st.SearchStrategy": "SearchStrategy",
 }
-WITHOUT_A_PAGE = r"Box|Coordinator|(hypothesis\..*)?SearchStrategy|T|Words"
+WITHOUT_A_PAGE = r"AxisType|Box|Coordinator|(hypothesis\..*)?SearchStrategy|T"
+
+# Classes that users make, and that have no colour.
+MADE = (
+    "shoal.planning.Rings", "shoal.retention.Saved", "shoal.testing.clock.Clock",
+    "shoal.testing.cluster.Cluster",
+)  # fmt: skip
 
 
 # ---- Public names.
@@ -76,7 +86,7 @@ def public() -> dict[str, str]:
                 entry = f"shoal.{name}.{member}"
                 if not member.startswith("_"):
                     found[f"{name}.{member}"] = found[entry] = entry
-    for module in (planning, preemption, retention):
+    for module in (planning, preemption, retention, types):
         for name in module.__all__:
             entry = f"{module.__name__}.{name}"
             found[entry] = found[entry.removeprefix("shoal.")] = entry
@@ -151,7 +161,18 @@ def process_docstring(
     with contextlib.suppress(TypeError, ValueError):
         own |= set(inspect.signature(obj).parameters)
     text = LITERAL.sub(lambda match: " ".join(match[0].split()), "\n".join(lines))
+    if text.startswith("Alias for field number"):
+        text = _comment_of(name)
     lines[:] = converted(text.split("\n"), own)
+
+
+def _comment_of(field: str) -> str:
+    """Return the comment behind a field of a NamedTuple in the source, as a sentence."""
+    owner, _, name = field.rpartition(".")
+    module, _, kind = owner.rpartition(".")
+    found = getattr(importlib.import_module(module), kind)
+    match = re.search(rf"^    {name}: .*?  # (.+)$", inspect.getsource(found), re.MULTILINE)
+    return f"{match[1][0].upper()}{match[1][1:]}." if match else ""
 
 
 class Text(str):
@@ -173,7 +194,7 @@ def process_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, shown: str, result: str
 ) -> tuple[str, str] | None:
     """See autodoc's event "autodoc-process-signature"."""
-    if what == "class" and name not in public().values():
+    if what == "class" and not colour_of(obj) and name not in MADE:
         return "", ""  # calls return it; users do not make it
     if what not in ("function", "method", "class"):
         return None

@@ -22,6 +22,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import NamedSharding, P
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -43,19 +44,19 @@ def init(key):
 
 # The hidden layer is split over `model`; the classes are whole on every device.
 TABLE = {
-    "**/hidden/w": (None, "model"),
-    "**/hidden/b": "model",
-    "**/out/w": ("model", None),
-    "**/out/b": (),
+    "**/hidden/w": P(None, "model"),
+    "**/hidden/b": P("model"),
+    "**/out/w": P("model"),
+    "**/out/b": P(),
 }
 
 
 # To answer with, it is split over all devices.
 SERVING = {
-    "**/hidden/w": (None, ("data", "model")),
-    "**/hidden/b": (("data", "model"),),
-    "**/out/w": (("data", "model"), None),
-    "**/out/b": (),
+    "**/hidden/w": P(None, ("data", "model")),
+    "**/hidden/b": P(("data", "model")),
+    "**/out/w": P(("data", "model")),
+    "**/out/b": P(),
 }
 
 
@@ -66,7 +67,7 @@ def layouts_on(mesh):
 
 def rows_on(mesh):
     """Images and labels are split over `data`."""
-    return shoal.Layout(mesh, "data", None), shoal.Layout(mesh, "data")
+    return NamedSharding(mesh, P("data"))
 
 
 def logits(params, images):

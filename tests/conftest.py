@@ -79,9 +79,14 @@ settings.load_profile("steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run do without XLA's optimizations, which users have: not on the newest JAX."""
+    """Let a run do without XLA's optimizations, which users have: not on the newest JAX.
+
+    And let it try JAX's own tests, which are not part of shoal.
+    """
     words = "on JAX 0.10, compile without XLA's optimizations"
     parser.addoption("--compile-quickly", action="store_true", help=words)
+    words = "a checkout of JAX near the installed version, to run its tests of multihost_utils"
+    parser.addoption("--jax-tests", metavar="PATH", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:

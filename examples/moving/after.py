@@ -11,11 +11,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+from jax import NamedSharding, P
 
 import shoal
 
 ROWS, BATCH = 1024, 64
-TABLE = {"**/hidden": (None, "model"), "**/out": ("model", None)}
+TABLE = {"**/hidden": P(None, "model"), "**/out": P("model", None)}
 optimizer = optax.adamw(1e-2)
 
 
@@ -63,10 +64,10 @@ def main(folder, steps):
     mesh = shoal.make_mesh({"data": -1, "model": 2})
     key = jax.random.key(0)
     layouts = shoal.match_layouts(TABLE, jax.eval_shape(init, key), mesh=mesh)
-    shardings = jax.tree.map(shoal.named_sharding, layouts)
+    shardings = shoal.named_sharding(layouts)
     train = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
-    rows = shoal.Layout(mesh, "data", None), shoal.Layout(mesh, "data")
+    rows = NamedSharding(mesh, P("data"))
     order = row_order(steps)
 
     with shoal.Checkpoints(folder / "run", every=10, keep=2) as ckpts:

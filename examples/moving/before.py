@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from jax import NamedSharding, P
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType
 
 ROWS, BATCH = 1024, 64
 SPECS = {"hidden": P(None, "model"), "out": P("model", None)}

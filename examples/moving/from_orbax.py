@@ -15,8 +15,7 @@ from after import TABLE, init
 import shoal
 
 
-def abstract(shape, layout):
-    sharding = shoal.named_sharding(layout)
+def abstract(shape, sharding):
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
@@ -24,8 +23,8 @@ def main(old_run, new_run):
     shoal.initialize()
     mesh = shoal.make_mesh({"data": -1, "model": 2})
     shapes = jax.eval_shape(init, jax.random.key(0))
-    layouts = shoal.match_layouts(TABLE, shapes, mesh=mesh)
-    target = jax.tree.map(abstract, shapes, layouts)
+    shardings = shoal.named_sharding(shoal.match_layouts(TABLE, shapes, mesh=mesh))
+    target = jax.tree.map(abstract, shapes, shardings)
 
     with ocp.CheckpointManager(old_run) as old:
         step = old.latest_step()

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import optax
+from jax import P
 
 import shoal
 
@@ -32,7 +33,7 @@ class Net(eqx.Module):
 
 
 optimizer = optax.adam(1e-2)
-TABLE = {"**/hidden/weight": ("model", None), "**/out/weight": (None, "model"), "**": ()}
+TABLE = {"**/hidden/weight": P("model"), "**/out/weight": P(None, "model"), "**": P()}
 
 
 def build():
@@ -46,6 +47,10 @@ _, static = eqx.partition(eqx.filter_eval_shape(build), lambda leaf: hasattr(lea
 def init():
     arrays = eqx.filter(build(), eqx.is_array)
     return {"net": arrays, "opt": optimizer.init(arrays), "key": jax.random.key(1)}
+
+
+def specs_of(shapes):
+    return shoal.match_layouts(TABLE, shapes)
 
 
 def train_step(state, x, y):
@@ -68,15 +73,14 @@ def batch_of(step):
 
 def main(folder, steps):
     shoal.initialize()
+    shoal.assert_same({"steps": steps})  # all that comes from flags and files
     mesh = shoal.make_mesh({"data": -1, "model": 2})
-    layouts = shoal.match_layouts(TABLE, jax.eval_shape(init), mesh=mesh)
-    shardings = jax.tree.map(shoal.named_sharding, layouts)
-    train = jax.jit(train_step, out_shardings=(shardings, None))
-    rows = shoal.Layout(mesh, "data", None)
-    with shoal.Checkpoints(folder, keep=2) as ckpts:
-        state, first = ckpts.resume(layouts, lambda: shoal.create(init, layouts=layouts))
+    with shoal.use_mesh(mesh), shoal.Checkpoints(folder, keep=2) as ckpts:
+        specs = specs_of(jax.eval_shape(init))
+        train = jax.jit(train_step, out_shardings=(shoal.named_sharding(specs), None))
+        state, first = ckpts.resume(specs, lambda: shoal.create(init, layouts=specs))
         for step in range(first, steps):
-            state, loss = train(state, *shoal.put(batch_of(step), rows))
+            state, loss = train(state, *shoal.put(batch_of(step), P("data")))
             ckpts.save(step, state)
             if shoal.process_index() == 0:
                 print(f"step {step} loss {float(loss):.4f}", flush=True)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.training import train_state
+from jax import P
 
 import shoal
 
@@ -22,9 +23,11 @@ import shoal
 class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
-        x = nn.Dense(16, name="hidden", use_bias=False)(x)
+        columns = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("in", "hidden"))
+        rows = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("hidden", "out"))
+        x = nn.Dense(16, kernel_init=columns, use_bias=False)(x)
         x = nn.BatchNorm(use_running_average=False)(x)
-        return nn.Dense(1, name="out")(nn.relu(x))
+        return nn.Dense(1, kernel_init=rows)(nn.relu(x))
 
 
 class TrainState(train_state.TrainState):
@@ -33,12 +36,16 @@ class TrainState(train_state.TrainState):
 
 net = Net()
 optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 100))
-TABLE = {"**/hidden/kernel": (None, "model"), "**/out/kernel": ("model", None), "**": ()}
+RULES = [("hidden", "model"), ("in", None), ("out", None)]  # logical axes → mesh axes
 
 
 def init():
     made = net.init(jax.random.key(0), jnp.zeros((1, 8)))
     return TrainState.create(apply_fn=net.apply, tx=optimizer, **made)
+
+
+def specs_of(shapes):
+    return nn.logical_to_mesh(nn.get_partition_spec(shapes), RULES)
 
 
 def train_step(state, x, y):
@@ -58,15 +65,14 @@ def batch_of(step):
 
 def main(folder, steps):
     shoal.initialize()
+    shoal.assert_same({"steps": steps})  # all that comes from flags and files
     mesh = shoal.make_mesh({"data": -1, "model": 2})
-    layouts = shoal.match_layouts(TABLE, jax.eval_shape(init), mesh=mesh)
-    shardings = jax.tree.map(shoal.named_sharding, layouts)
-    train = jax.jit(train_step, out_shardings=(shardings, None))
-    rows = shoal.Layout(mesh, "data", None)
-    with shoal.Checkpoints(folder, keep=2) as ckpts:
-        state, first = ckpts.resume(layouts, lambda: shoal.create(init, layouts=layouts))
+    with shoal.use_mesh(mesh), shoal.Checkpoints(folder, keep=2) as ckpts:
+        specs = specs_of(jax.eval_shape(init))
+        train = jax.jit(train_step, out_shardings=(shoal.named_sharding(specs), None))
+        state, first = ckpts.resume(specs, lambda: shoal.create(init, layouts=specs))
         for step in range(first, steps):
-            state, loss = train(state, *shoal.put(batch_of(step), rows))
+            state, loss = train(state, *shoal.put(batch_of(step), P("data")))
             ckpts.save(step, state)
             if shoal.process_index() == 0:
                 print(f"step {step} loss {float(loss):.4f}", flush=True)

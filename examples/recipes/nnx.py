@@ -12,15 +12,18 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax import P
 
 import shoal
 
 
 class Net(nnx.Module):
     def __init__(self, rngs):
-        self.hidden = nnx.Linear(8, 16, rngs=rngs)
+        columns = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
+        rows = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("model", None))
+        self.hidden = nnx.Linear(8, 16, kernel_init=columns, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
-        self.out = nnx.Linear(16, 1, rngs=rngs)
+        self.out = nnx.Linear(16, 1, kernel_init=rows, rngs=rngs)
 
     def __call__(self, x):
         return self.out(self.dropout(nnx.relu(self.hidden(x))))
@@ -31,8 +34,7 @@ def build():
     return {"net": net, "optimizer": nnx.Optimizer(net, optax.adam(1e-2), wrt=nnx.Param)}
 
 
-graph = nnx.graphdef(nnx.eval_shape(build))  # all but the arrays
-TABLE = {"**/hidden/kernel/**": (None, "model"), "**/out/kernel/**": ("model", None), "**": ()}
+specs_of = nnx.get_partition_spec
 
 
 def init():
@@ -40,6 +42,7 @@ def init():
 
 
 def train_step(state, x, y):
+    graph = nnx.graphdef(nnx.eval_shape(build))  # all but the arrays
     built = nnx.merge(graph, state)
     loss, grads = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(built["net"])
     built["optimizer"].update(built["net"], grads)
@@ -53,15 +56,14 @@ def batch_of(step):
 
 def main(folder, steps):
     shoal.initialize()
+    shoal.assert_same({"steps": steps})  # all that comes from flags and files
     mesh = shoal.make_mesh({"data": -1, "model": 2})
-    layouts = shoal.match_layouts(TABLE, jax.eval_shape(init), mesh=mesh)
-    shardings = jax.tree.map(shoal.named_sharding, layouts)
-    train = jax.jit(train_step, out_shardings=(shardings, None))
-    rows = shoal.Layout(mesh, "data", None)
-    with shoal.Checkpoints(folder, keep=2) as ckpts:
-        state, first = ckpts.resume(layouts, lambda: shoal.create(init, layouts=layouts))
+    with jax.set_mesh(mesh), shoal.Checkpoints(folder, keep=2) as ckpts:
+        specs = specs_of(jax.eval_shape(init))
+        train = jax.jit(train_step, out_shardings=(shoal.named_sharding(specs), None))
+        state, first = ckpts.resume(specs, lambda: shoal.create(init, layouts=specs))
         for step in range(first, steps):
-            state, loss = train(state, *shoal.put(batch_of(step), rows))
+            state, loss = train(state, *shoal.put(batch_of(step), P("data")))
             ckpts.save(step, state)
             if shoal.process_index() == 0:
                 print(f"step {step} loss {float(loss):.4f}", flush=True)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import P
 
 import shoal
 
@@ -25,7 +26,7 @@ optimizer = optax.MultiSteps(
     optax.chain(optax.clip_by_global_norm(1.0), both),
     every_k_schedule=2,
 )
-TABLE = {"**/hidden": (None, "model"), "**/out": ("model", None), "**": ()}
+TABLE = {"**/hidden": P(None, "model"), "**/out": P("model"), "**": P()}
 
 
 def init():
@@ -36,6 +37,10 @@ def init():
         "bias": jnp.zeros(16),
     }
     return {"params": params, "opt": optimizer.init(params), "mean": params}
+
+
+def specs_of(shapes):
+    return shoal.match_layouts(TABLE, shapes)
 
 
 def train_step(state, x, y):
@@ -57,15 +62,14 @@ def batch_of(step):
 
 def main(folder, steps):
     shoal.initialize()
+    shoal.assert_same({"steps": steps})  # all that comes from flags and files
     mesh = shoal.make_mesh({"data": -1, "model": 2})
-    layouts = shoal.match_layouts(TABLE, jax.eval_shape(init), mesh=mesh)
-    shardings = jax.tree.map(shoal.named_sharding, layouts)
-    train = jax.jit(train_step, out_shardings=(shardings, None))
-    rows = shoal.Layout(mesh, "data", None)
-    with shoal.Checkpoints(folder, keep=2) as ckpts:
-        state, first = ckpts.resume(layouts, lambda: shoal.create(init, layouts=layouts))
+    with shoal.use_mesh(mesh), shoal.Checkpoints(folder, keep=2) as ckpts:
+        specs = specs_of(jax.eval_shape(init))
+        train = jax.jit(train_step, out_shardings=(shoal.named_sharding(specs), None))
+        state, first = ckpts.resume(specs, lambda: shoal.create(init, layouts=specs))
         for step in range(first, steps):
-            state, loss = train(state, *shoal.put(batch_of(step), rows))
+            state, loss = train(state, *shoal.put(batch_of(step), P("data")))
             ckpts.save(step, state)
             if shoal.process_index() == 0:
                 print(f"step {step} loss {float(loss):.4f}", flush=True)

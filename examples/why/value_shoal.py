@@ -6,7 +6,7 @@ import shoal
 
 shoal.initialize()
 rate = np.float32(0.1 if shoal.process_index() == 1 else 0.01)
-replicated = shoal.Layout(shoal.make_mesh({"data": -1}))
-array = shoal.put(rate, replicated)
+mesh = shoal.make_mesh({"data": -1})
+array = shoal.put(rate, mesh)  # replicated on it
 shoal.barrier("start")
 print("replicated:", array.is_fully_replicated, "value:", array)

@@ -12,7 +12,7 @@ and imports only go down:
 * `compat`: the predecessors' own names, imported by name.
 * `draw`, `launch`: pictures; one job on this machine.
 * `testing`, `cli`: tools for tests, the command.
-* `planning`, `preemption`, `retention`: doors, which only re-export.
+* `planning`, `preemption`, `retention`, `types`: doors, which only re-export.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """
@@ -20,6 +20,7 @@ What needs NumPy or JAX is loaded when it is first used: the services of a job n
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shoal import settings as settings
 from shoal.errors import CheckpointError as CheckpointError
 from shoal.errors import DeadlineError as DeadlineError
 from shoal.errors import DivergenceError as DivergenceError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from shoal import planning as planning
     from shoal import preemption as preemption
     from shoal import retention as retention
+    from shoal import types as types
     from shoal.arrays.bridge.devices import jax_mesh as jax_mesh
     from shoal.arrays.bridge.sharding import layout_of as layout_of
     from shoal.arrays.bridge.use_mesh import use_mesh as use_mesh
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh as Mesh
     from shoal.runtime.barrier import barrier as barrier
     from shoal.runtime.job_status import job_status as job_status
+    from shoal.runtime.log import log as log
     from shoal.runtime.preemption import preempted as preempted
     from shoal.runtime.process import initialize as initialize
     from shoal.runtime.process import is_initialized as is_initialized
@@ -81,7 +84,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_DOORS = ("compat", "planning", "preemption", "retention")
+_DOORS = ("compat", "planning", "preemption", "retention", "types")
 
 _LAZY = {
     "Bucket": "shoal.checkpoint.bucket.address",
@@ -108,6 +111,7 @@ _LAZY = {
     "layout_of": "shoal.arrays.bridge.sharding",
     "live_processes": "shoal.collectives.live_processes",
     "local_rows": "shoal.arrays.feeding.local_rows",
+    "log": "shoal.runtime.log",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.traced.manual",
     "match_layouts": "shoal.arrays.match_layouts",
@@ -163,6 +167,7 @@ __all__ = [
     "layout_of",
     "live_processes",
     "local_rows",
+    "log",
     "make_mesh",
     "manual",
     "match_layouts",

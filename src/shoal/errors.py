@@ -127,8 +127,8 @@ class ProcessLostError(ShoalError):
 
 
 class PeerFailedError(ShoalError):
-    """Another process raised an exception or left early. `failed` maps each such process to one
-    line: the exception and its place, or the exit. `details` is the traceback of the first, also a
+    """Another process raised an exception or left early. `failed` maps each such process to its
+    text: the exception and its place, or the exit. `details` is the traceback of the first, also a
     note of this exception."""
 
     exit_code = 72

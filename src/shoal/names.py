@@ -164,17 +164,30 @@ FORMER: Mapping[str, str] = {
 """Name before 0.1 → today's, in `shoal`; docs/decisions/names.md says why."""
 
 OTHERS: Mapping[str, str] = {
+    "Checkpoint": "Checkpoints",
     "all_gather": "allgather",
+    "bcast": "broadcast",
     "create_device_mesh": "make_mesh",
+    "device_get": "allgather",
     "device_put": "put",
+    "gather": "allgather",
     "get_rank": "process_index",
     "get_world_size": "process_count",
     "init": "initialize",
     "init_process_group": "initialize",
     "load": "restore",
+    "load_checkpoint": "restore",
+    "make_array_from_callback": "put",
+    "make_array_from_process_local_data": "from_host_local",
     "rank": "process_index",
     "reshard": "relayout",
+    "restore_checkpoint": "restore",
+    "save_checkpoint": "save",
+    "set_mesh": "use_mesh",
     "shard_map": "manual",
+    "show": "describe",
+    "visualize": "describe",
+    "visualize_array_sharding": "describe",
     "with_sharding_constraint": "constrain",
     "world_size": "process_count",
 }
@@ -183,10 +196,21 @@ OTHERS: Mapping[str, str] = {
 
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "shoal": {
+        **{name: f"shoal.retention.{name}" for name in ("Best", "EverySteps", "Last", "Saved")},
+        "AbstractMesh": "jax.sharding.AbstractMesh, or shoal.Mesh to plan without devices",
+        "AxisType": "jax.sharding.AxisType, as in shoal.make_mesh(…, axis_types=…)",
+        "NamedSharding": "jax.sharding.NamedSharding: shoal takes it as it takes shoal.Layout",
+        "P": "jax.P: shoal takes it as it takes shoal.Layout",
+        "PartitionSpec": "jax.sharding.PartitionSpec: shoal takes it as it takes shoal.Layout",
+        "cost": "shoal.planning.cost",
         "device_count": "jax.device_count()",
         "devices": "jax.devices()",
         "local_device_count": "jax.local_device_count()",
         "local_devices": "jax.local_devices()",
+        "place": "shoal.planning.place",
+        "plan_transfer": "shoal.planning.plan_transfer",
+        "topology": "shoal.planning.topology",
+        "zeros": "shoal.create(lambda: jnp.zeros(shape), layouts=…)",
     },
     "Checkpoints": {
         "latest_step": "latest()",
@@ -195,6 +219,13 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
     "Checkpoints.__init__": {"max_to_keep": "keep=2", "save_interval_steps": "every=100"},
     "Checkpoints.save": {"args": "save(step, tree)"},
+    "broadcast": {"root": "source=0"},
+    "make_mesh": {
+        "axis_shapes": 'make_mesh((4, 2), ("data", "model"))',
+        "data": 'make_mesh({"data": -1})',
+        "x": 'make_mesh({"x": -1})',
+    },
+    "manual": {"in_specs": "in_layouts", "mesh": "layouts on that mesh"},
     "barrier": {"": 'barrier("data is ready")'},
 }
 """Class or function → attribute or argument that it does not have, or "" for none → ours."""

@@ -11,5 +11,6 @@ from shoal.runtime.preemption import exit_code as exit_code
 from shoal.runtime.preemption import mark_saved as mark_saved
 from shoal.runtime.preemption import notice as notice
 from shoal.runtime.preemption import watch as watch
+from shoal.runtime.rules.stopping import Notice as Notice
 
-__all__ = ["clear", "clouds", "exit_code", "mark_saved", "notice", "watch"]
+__all__ = ["Notice", "clear", "clouds", "exit_code", "mark_saved", "notice", "watch"]

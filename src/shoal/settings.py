@@ -90,6 +90,8 @@ _ROWS = (
      "its memory; 0: over the devices, as between hosts"),
     ("SHOAL_TOPOLOGY", "", "text", "what the job's CPU devices stand for, such as `v5e:4x4`: "
      "make_mesh orders them as it orders the devices of that hardware"),
+    # output
+    ("SHOAL_QUIET", "0", "0 or 1", "1: `log` prints nothing"),
     # errors
     ("SHOAL_TRACEBACK", "short", "short or full", "whether tracebacks of errors that shoal raises "
      "show its own frames, and stacks its own threads"),

@@ -14,14 +14,15 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from shoal import settings
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, UsageTypeError, nearest
 from shoal.names import hint_within
 
 __all__ = [
@@ -47,7 +48,7 @@ HIDDEN = "Frames of shoal are left out: SHOAL_TRACEBACK=full shows them."
 _OF_BUGS = (
     AssertionError, AttributeError, LookupError, NameError, OverflowError, ZeroDivisionError,
 )  # fmt: skip
-_WRAPPERS = ("call", "facade", "helper", "__init__")  # in which Python refuses arguments
+_OF_FACADE = re.compile(r"(dtensor\.|torch_xla )[a-z_]+\b")  # a function, not a class
 _MOST = 100  # errors of a chain
 _MARK = "_shoal_frames_hidden"
 _SHOAL = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -78,19 +79,77 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if words := _refusal(function, args, kwargs):
+                    raise UsageTypeError(words) from error.__cause__  # not from Python's words
+                raise
         except Exception as error:
-            if _is_refused(error):
-                wrong = list[str](kwargs)
-                if not args and not kwargs:
-                    wrong = [""]  # as `barrier()`
-                hint = hint_within(function.__qualname__, *wrong)
-                error.args = ("; ".join(filter(None, [str(error), hint])),)
+            _name_called(function, error)
             # A bare `raise` takes the traceback from the error, and adds no entry for this frame.
             shorten(error)
             raise
 
     return call
+
+
+def _refusal(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return why a call does not fit its signature, in the numbers that its caller sees; or ""."""
+    import inspect  # which few processes need
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        pass
+    else:
+        return ""
+    given = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    if given and given[0].name in ("self", "cls"):
+        given, args = given[1:], args[1:]
+    positional = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
+    options = [one.name for one in given if one.kind is one.KEYWORD_ONLY]
+    kinds = {one.kind for one in given}
+    problems = []
+    if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        most = f"{len(positional)} positional argument{'s' * (len(positional) != 1)}"
+        by_name = "; pass options by name" if options else ""
+        were = "was" if len(args) == 1 else "were"
+        problems.append(f"takes {most}, but {len(args)} {were} given{by_name}")
+    twice = [name for name in positional[: len(args)] if name in kwargs]
+    problems += [f"{name}= is also given by position" for name in twice]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        known = [*positional, *options]
+        unknown = [name for name in kwargs if name not in known]
+        problems += [f"has no argument {name}={nearest(name, known)}" for name in unknown]
+    needed = {one.name for one in given if one.default is one.empty and one.name in positional}
+    lacking = [name for name in positional[len(args) :] if name in needed - {*kwargs}]
+    problems += [f"needs {' and '.join(lacking)}"] if lacking else []
+    hint = hint_within(function.__qualname__, *(kwargs if args or kwargs else [""]))
+    name = _public_name(function)
+    bare = signature.replace(parameters=given, return_annotation=signature.empty)
+    return f"{name}: {'; '.join(filter(None, [*problems, hint]))}\ncall it as {name}{bare}"
+
+
+def _public_name(function: Callable[..., Any]) -> str:
+    """Return the name by which programs call a function: that of the outermost module."""
+    name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
+    root, module = name.partition(".")[0], function.__module__
+    ours = [one for one in [*sys.modules] if one == "shoal" or one.startswith("shoal.")]
+    for outer in sorted(ours, key=len):
+        if getattr(vars(sys.modules[outer]).get(root), "__module__", "") == module:
+            return f"{outer}.{name}"
+    return f"{module}.{name}"
+
+
+def _name_called(function: Callable[..., Any], error: Exception) -> None:
+    """Let an error name the function of a facade that was called, not one that this has called."""
+    if not (isinstance(error, ShoalError) and function.__module__.startswith("shoal.compat.")):
+        return
+    if named := _OF_FACADE.match(str(error)):
+        name = function.__qualname__.removesuffix(".__init__")
+        error.args = (f"{named[1]}{name}{named.string[named.end() :]}", *error.args[1:])
 
 
 def class_at_caller(target: type) -> None:
@@ -169,7 +228,7 @@ def has_hidden(error: BaseException) -> bool:
 
 
 def _shorten_all(error: BaseException) -> None:
-    is_ours_to_cut = isinstance(error, ShoalError) or _is_refused(error)
+    is_ours_to_cut = isinstance(error, ShoalError)
     for one in _chain(error) if is_ours_to_cut else [error]:
         first = next(_entries(one), None)
         if _is_bug(one):
@@ -231,15 +290,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             todo += [one.__cause__, one.__context__]
             if isinstance(one, BaseExceptionGroup):
                 todo += one.exceptions
-
-
-def _is_refused(error: BaseException) -> bool:
-    """Return whether Python refused the arguments of a call: no decorated function was entered."""
-    entries = [*_entries(error)]
-    if not isinstance(error, TypeError) or not entries or not is_own_file(_file(entries[0])):
-        return False
-    is_wrapper = entries[-1].tb_frame.f_code.co_name in _WRAPPERS
-    return is_wrapper and all(is_ours(trace.tb_frame) for trace in entries)
 
 
 def _is_bug(error: BaseException) -> bool:

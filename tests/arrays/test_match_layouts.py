@@ -125,7 +125,7 @@ def test_the_mesh_of_the_layouts_is_that_of_the_names_if_there_is_one():
     shapes = {"a": jnp.ones((8, 2)), "b": jnp.ones(8)}
     rules = {"a": Layout(MESH, "data", None), "b": "data"}
     assert match_layouts(rules, shapes)["b"] == Layout(MESH, "data")
-    with pytest.raises(UsageError, match="rules of axis names need a mesh: pass mesh="):
+    with pytest.raises(UsageError, match="rules without a mesh need one: pass mesh="):
         match_layouts({"**": ()}, shapes)
     with pytest.raises(UsageTypeError, match="'data' must be a "):
         match_layouts(rules, shapes, mesh="data")

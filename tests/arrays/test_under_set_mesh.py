@@ -19,7 +19,7 @@ KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "
 # Of processes, of their life, and of objects that hold no array: they have no mesh to differ by.
 WITHOUT_ARRAYS = {
     "barrier", "checkpoint_info", "initialize", "is_initialized", "job_status", "live_processes",
-    "preempted", "process_count", "process_index", "shutdown", "step",
+    "log", "preempted", "process_count", "process_index", "shutdown", "step",
 }  # fmt: skip
 
 
@@ -45,8 +45,7 @@ def in_use(mesh):
 
 
 def a_feed(mesh):
-    batches = shoal.feed([VALUE, VALUE + 1], shoal.Layout(mesh, "data", None))
-    return [np.asarray(batch) for batch in batches]
+    return [*shoal.feed([VALUE, VALUE + 1], shoal.Layout(mesh, "data", None))]
 
 
 def per_device(mesh):
@@ -94,7 +93,7 @@ CASES = {
         shoal.match_layouts({"**": P("data")}, {"w": VALUE}, mesh=mesh)
     ),
     "leave_manual": lambda mesh, _: entered(mesh),
-    "linear": lambda mesh, _: shoal.compat.linear(rows(mesh), jnp.ones((6, 4))),
+    "linear": lambda mesh, _: shoal.compat.linear(rows(mesh), placed(mesh, None, None)),
     "local_rows": lambda mesh, _: str(shoal.local_rows(shoal.Layout(mesh, "data", None), 8)),
     "make_mesh": lambda mesh, _: str(whole_mesh(mesh)),
     "manual": lambda mesh, _: per_device(mesh),
@@ -106,7 +105,7 @@ CASES = {
     "restore": lambda mesh, path: shoal.restore(path, {"w": column(mesh)}),
     "save": lambda mesh, path: shoal.save(f"{path}-{id(mesh)}", {"w": rows(mesh)}),
     "named_sharding": lambda mesh, _: str(shoal.named_sharding(column(mesh))),
-    "shard_alike": lambda mesh, _: jax.jit(shoal.shard_alike)(rows(mesh), rows(mesh) + 1),
+    "shard_alike": lambda mesh, _: jax.jit(shoal.shard_alike)(rows(mesh), rows(mesh)),
     "to_host_local": lambda mesh, _: shoal.to_host_local(
         rows(mesh), shoal.Layout(mesh, "data", None)
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
+from shoal.checkpoint.saving.save import save
 from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -50,7 +52,7 @@ def test_a_mesh_means_replicated_on_it_whatever_the_rank(path, mesh):
     back = restore(path, mesh)
     assert len(arrays(back)) == 4
     for one in arrays(back):
-        assert one.sharding == sharding_of(Layout.replicated(MESH, one.ndim))
+        assert one.sharding == NamedSharding(jax_mesh(MESH), PartitionSpec())
     assert back["epoch"] == 3
     assert np.array_equal(back["params"]["w"], TREE["params"]["w"])
 
@@ -62,7 +64,7 @@ def test_a_mesh_stands_for_a_subtree_and_for_a_leaf(path):
     )
     assert back["params"]["w"].sharding == sharding_of(split)
     assert back["params"]["scale"].sharding == sharding_of(Layout(MESH))
-    assert back["opt"][0]["mu"].sharding == sharding_of(Layout(MESH, None, None, None))
+    assert back["opt"][0]["mu"].sharding == sharding_of(Layout(MESH))
     assert plan_restore(path, MESH).needed_bytes == sum(one.nbytes for one in arrays(back))
 
 
@@ -80,7 +82,7 @@ def test_resume_onto_a_mesh(tmp_path):
         ckpts.wait()
         back, first = ckpts.resume(MESH, state)
     assert first == 5
-    assert back["w"].sharding == sharding_of(Layout(MESH, None, None))
+    assert back["w"].sharding == sharding_of(Layout(MESH))
 
 
 # ---- functions
@@ -95,7 +97,7 @@ def test_a_function_returns_whatever_stands_for_a_layout(path):
     }
     back = restore(path, lambda name, x: places[name])
     assert back["params"]["w"].sharding == places["params/w"]
-    assert back["params"]["b"].sharding == sharding_of(Layout(MESH, None))
+    assert back["params"]["b"].sharding == sharding_of(Layout(MESH))
     assert type(back["params"]["scale"]) is np.ndarray
     assert back["opt"][0]["mu"].sharding == sharding_of(places["opt/0/mu"])
 
@@ -184,3 +186,76 @@ def test_a_function_of_other_arguments_at_the_place_of_an_array(path):
 def test_a_layout_of_more_dims_than_a_leaf_is_refused(path):
     with pytest.raises(RestoreMismatchError, match="rank"):
         restore(path, Layout(MESH, None, None))
+
+
+# ---- leaves that are no targets
+
+NO_TARGETS = {
+    "a number": (0, "is 0; pass a layout"),
+    "a NumPy scalar": (np.float32(1), r"is np.float32\(1.0\); pass a layout"),
+    "a device": (jax.devices()[0], "is a device; pass jax.sharding.SingleDeviceSharding"),
+    "a dtype": (np.dtype("float32"), r"is the dtype float32; pass jax.ShapeDtypeStruct\(shape, 'f"),
+    "a dtype of NumPy": (np.float32, "is the dtype float32; pass jax.ShapeDtypeStruct"),
+    "a dtype of JAX": (jax.numpy.bfloat16, "is the dtype bfloat16; pass jax.ShapeDtypeStruct"),
+    "an object": (object(), "is an object; pass a layout"),
+    "an ellipsis": (..., "is an ellipsis; pass a layout"),
+    "a range": (range(8), "is a range; pass a layout"),
+    "bytes": (b"stored", "is b'stored'; pass a layout"),
+    "a set": ({1}, "is a set; pass a layout"),
+    "a text": ("sharded", "is 'sharded'; pass a layout"),
+}
+
+
+@pytest.mark.parametrize("case", NO_TARGETS)
+def test_what_is_no_target_for_an_array_is_refused(path, case, tmp_path):
+    given, told = NO_TARGETS[case]
+    target = {"params": {"w": given, "b": MESH, "scale": MESH}, "opt": [{"mu": given}], "epoch": 0}
+    one = LocalJob(1).coordinators[0]
+    with Checkpoints(tmp_path, coordinator=one) as ckpts:
+        ckpts.save(1, TREE)
+        for call in (
+            lambda: restore(path, target),
+            lambda: plan_restore(path, target),
+            lambda: ckpts.restore(1, target),
+            lambda: ckpts.resume(target, TREE),
+        ):
+            with pytest.raises(RestoreMismatchError) as caught:
+                call()
+            problems = "\n".join(caught.value.problems)
+            for name, shape in (("params/w", r"\(8, 4\)"), ("opt/0/mu", r"\(2, 3, 4\)")):
+                where = f"{name}: was saved as an array of shape {shape}, but the target {told}"
+                assert re.search(where, problems)
+            assert caught.value.wrong_dtype == ("opt/0/mu", "params/w")
+        with pytest.raises(RestoreMismatchError, match="params/w: was saved as"):
+            Checkpoints(tmp_path / "new", coordinator=one).resume(target, TREE)
+    assert restore(path, target, only="params/b")["params"]["w"] is given  # it stays
+
+
+def test_a_number_is_a_target_for_a_number_and_an_array_of_rank_0(path):
+    target = {"params": {"w": MESH, "b": MESH, "scale": 0.0}, "opt": MESH, "epoch": 0}
+    back = restore(path, target)
+    assert back["epoch"] == 3
+    assert type(back["params"]["scale"]) is np.ndarray
+    with pytest.raises(
+        RestoreMismatchError, match=r"scale: .* of shape \(\), but the target is 'x'"
+    ):
+        restore(path, {**target, "params": {"w": MESH, "b": MESH, "scale": "x"}})
+
+
+def test_the_stored_layouts_of_a_subtree_and_of_a_leaf(tmp_path):
+    one = LocalJob(1).coordinators[0]
+    w = jax.device_put(TREE["params"]["w"], sharding_of(Layout(MESH, "x", "y")))
+    save.on(one, tmp_path / "saved", {"params": {"w": w, "b": w}, "opt": [w], "epoch": 3})
+    back = restore(tmp_path / "saved", {"params": "stored", "opt": ["stored"], "epoch": "stored"})
+    assert back["epoch"] == 3
+    assert [a.sharding for a in arrays(back)] == [w.sharding] * 3
+    back = restore(
+        tmp_path / "saved", {"params": {"w": "stored", "b": MESH}, "opt": MESH, "epoch": 0}
+    )
+    assert back["params"]["w"].sharding == w.sharding != back["params"]["b"].sharding
+
+
+def test_a_text_that_was_saved_may_be_the_word(tmp_path):
+    hand_written.write(tmp_path / "saved", {"mode": "stored"}, hand_written.grid(2))
+    assert restore(tmp_path / "saved", {"mode": "stored"}) == {"mode": "stored"}
+    assert restore(tmp_path / "saved", {"mode": "other"}) == {"mode": "stored"}

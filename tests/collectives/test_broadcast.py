@@ -1,5 +1,8 @@
 """`broadcast`: what the source gave, bit for bit, on every process; or an error on every one."""
 
+import collections
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,7 +98,6 @@ def test_a_replica_of_each_device_count_is_read():
         (1, 1.0),
         (1, True),
         ("1", b"1"),
-        (None, 0),
         (np.float32(1), np.zeros((), "f4")),
         (jax.random.key(0), jax.random.key(0, impl="rbg")),
         (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
@@ -106,6 +108,87 @@ def test_different_trees_are_an_error_on_every_process(one, other):
     for source in (0, 1):
         results = in_job(3, lambda p: one if p != 1 else other, (source,) * 3)
         assert [type(result) for result in results] == [DivergenceError] * 3
+
+
+def of_source(process, source, tree):
+    return tree if process == source else None
+
+
+@given(trees(), st.integers(1, 4), st.data())
+def test_none_stands_for_the_tree_of_the_source(tree, num_processes, data):
+    """On some of the others; the rest give a tree."""
+    source = data.draw(st.integers(0, num_processes - 1))
+    receiving = data.draw(st.sets(st.integers(0, num_processes - 1))) - {source}
+    others = abstract(tree)
+
+    def tree_of(process):
+        return None if process in receiving else tree if process == source else others
+
+    for result in in_job(num_processes, tree_of, (source,) * 4):
+        assert bits_of(result) == bits_of(tree)
+        assert jax.tree.structure(result) == jax.tree.structure(tree)
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_none_among_a_group_and_where_only_the_source_knows(size):
+    tree = {"a": jnp.arange(size), "key": jax.random.key(5), "text": ("é" * size, b"", [])}
+
+    def go(coordinator):
+        if coordinator.process == 0:
+            return "not in the group"
+        is_mine = coordinator.process == 2
+        options = {"processes": [1, 2, 3], "timeout_s": PATIENCE_S}
+        mine = tree if is_mine else None
+        first = broadcast.on(coordinator, mine, source=2, **options)
+        second = broadcast.on(coordinator, mine, is_source=is_mine, name="again", **options)
+        assert bits_of(first) == bits_of(second)
+        return first
+
+    wanted = bits_of({**tree, "a": np.arange(size, dtype="i4")})
+    outside, *inside = run_all(LocalJob(4), go)
+    assert outside == "not in the group"
+    assert [bits_of(result) for result in inside] == [wanted] * 3
+
+
+def test_none_on_all_is_none():
+    assert in_job(3, lambda _: None, (1, 1, 1)) == [None] * 3
+
+
+def test_none_on_the_source_is_a_value():
+    results = in_job(2, lambda p: of_source(p, 1, 5))
+    assert [type(result) for result in results] == [DivergenceError] * 2
+
+
+def test_none_does_not_hide_trees_that_differ():
+    trees = {0: {"w": np.zeros(2)}, 1: None, 2: {"w": np.zeros(3)}}
+    for result in in_job(3, lambda p: trees[p]):
+        assert isinstance(result, DivergenceError)
+        assert result.sides.keys() == {"['w']: float64[2]", "['w']: float64[3]"}
+        assert result.sides["['w']: float64[3]"] == (2,)
+        assert str(result).endswith(
+            "Receivers can pass None: broadcast(x if process_index() == 0 else None)."
+        )
+
+
+class Pair(NamedTuple):
+    first: object
+
+
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        ({"a": [Pair(1)]}, "['a'][0]: is a Pair"),
+        (collections.OrderedDict(a=1), "the value: is an OrderedDict"),
+        ({"a": {(1, 2): 3}}, "['a'][(1, 2)]: the key is a tuple"),
+    ],
+)
+def test_none_stands_for_no_tree_of_classes(tree, problem):
+    source, *others = in_job(3, lambda p: of_source(p, 0, tree))
+    assert type(source) is UsageError
+    assert problem in str(source)
+    assert "processes 1-2 gave None" in str(source)
+    assert [type(other) for other in others] == [PeerFailedError] * 2
+    assert "gave None" in str(others[0])
 
 
 def test_two_sources_are_an_error_on_every_process():

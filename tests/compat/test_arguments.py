@@ -99,3 +99,29 @@ def test_all_wrong_arguments_are_named_at_once():
         torch_xla.Mesh(np.arange(8), 8, "x")
     assert "mesh_shape=8 must be a list or tuple of integers" in str(refused.value)
     assert "axis_names='x' must be a list or tuple" in str(refused.value)
+
+
+def test_an_error_names_the_function_that_was_called():
+    """Some are made of others of the same facade."""
+    mesh = dtensor.create_mesh({"x": 8})
+    row, replicated = dtensor.Layout(["x"], mesh), dtensor.Layout.replicated(mesh, rank=1)
+    array = dtensor.copy_to_mesh(np.ones(8, np.float32), row)
+    variable = dtensor.DVariable(array)
+    theirs = torch_xla.Mesh(np.arange(8), (8,), ("x",))
+    for name, call in (
+        ("dtensor.copy_to_mesh: shape (8, 4) has", lambda: dtensor.copy_to_mesh(_VALUE, row)),
+        ("dtensor.copy_to_mesh: shape (8,) has rank 1", lambda: dtensor.copy_to_mesh(
+            array, dtensor.Layout.replicated(mesh, rank=3))),
+        ("dtensor.relayout: shape (8, 4) has", lambda: dtensor.relayout(_VALUE, row)),
+        ("dtensor.relayout_like: [[1], [", lambda: dtensor.relayout_like([[1], ["a"]], array)),
+        ("dtensor.check_layout: ", lambda: dtensor.check_layout([1], replicated)),
+        ("dtensor.check_layout must be called", lambda: jax.jit(
+            lambda one: dtensor.check_layout(one, row))(array)),
+        ("dtensor.DVariable: shape (8, 4) has", lambda: dtensor.DVariable(_VALUE, layout=row)),
+        ("dtensor.DVariable.assign: ", lambda: variable.assign([[1], ["a"]])),
+        ("torch_xla xla_distribute_tensor ", lambda: torch_xla.xla_distribute_tensor(
+            _VALUE, theirs, [torch_xla.Shard(5)])),
+    ):  # fmt: skip
+        with pytest.raises(ShoalError) as caught:
+            call()
+        assert str(caught.value).startswith(name)

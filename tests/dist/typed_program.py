@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal import planning, preemption, retention
+from shoal import planning, preemption, retention, types
 from shoal.errors import CheckpointError
 
 shoal.initialize(virtual_devices=8, timeout_s=60)
@@ -53,4 +53,6 @@ except shoal.PeerFailedError as error:
     assert_type(error.failed, dict[int, str])
 except CheckpointError as error:
     assert_type(error.exit_code, int)
+assert_type(shoal.checkpoint_info("run"), types.CheckpointInfo)
+assert_type(preemption.notice(), preemption.Notice | None)
 print(planning.place, retention.Best)

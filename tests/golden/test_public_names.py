@@ -34,8 +34,9 @@ def lines() -> Iterator[str]:
         else:
             yield f"{name}{parameters(target)}"
             yield from (f"{name}.{member}" for member in members(target))
-    for _, kind in sorted(public_names.results(named).items()):
-        yield from (f"what calls return: {kind.__name__}.{member}" for member in members(kind))
+    for name, kind in sorted(public_names.returned().items()):
+        yield name
+        yield from (f"{name}.{member}" for member in members(kind))
     yield from (f"shoal {command}" for command in sorted(COMMANDS))
     yield from (f"{name}={SETTINGS[name].default}" for name in sorted({*SETTINGS} - {*PASSED_ON}))
 

@@ -19,7 +19,7 @@ JAX_FILES = (
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
 WATCHED = {"launch/child.py": "jax._src.clusters"}
 # A door names what it opens only when asked: exports by name, commands by name.
-DOORS = ("__init__.py", "cli/main.py", PRIVATE_JAX_FILE)
+DOORS = ("__init__.py", "types.py", "cli/main.py", PRIVATE_JAX_FILE)
 IMPORTERS = ("import_module", "__import__", "find_spec", "resolve_name")
 
 
@@ -59,6 +59,7 @@ FLOORS = {
     "planning": _floor(6, 1),
     "preemption": _floor(6, 2),
     "retention": _floor(6, 5),
+    "types": _floor(6, 5),
     "cli": _floor(7, 6, "numpy ml_dtypes rich typer"),
     "__init__": _floor(8, 7),
     "__main__": _floor(8, 7),

@@ -16,8 +16,10 @@ from shoal.colour import colour_of
 
 # Modules that users name, beside the top: every name of theirs that has a colour, and `OTHERS`.
 DOORS = (
-    "compat", "planning", "planning.topology", "preemption", "preemption.clouds", "retention"
+    "compat", "planning", "planning.topology", "preemption", "preemption.clouds", "retention",
+    "testing.ended", "types",
 )  # fmt: skip
+FOR_TESTS = ("coordinator",)  # parameters: `Checkpoints(coordinator=)` takes an internal object
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "retention": ("Keep", "Saved"),
     "runtime.system.fault_points": ("reach",),
@@ -32,7 +34,7 @@ def public_modules() -> Iterator[tuple[str, dict[str, object]]]:
     door = {name: getattr(shoal, name) for name in sorted(getattr(shoal, "__all__", ()))}
     yield PACKAGE, door
     for name in DOORS:
-        module = _module(name)
+        module = module_at(name)
         names = {name: getattr(module, name) for name in sorted(getattr(module, "__all__", ()))}
         yield f"{PACKAGE}.{name}", {n: v for n, v in names.items() if colour_of(v)}
 
@@ -50,31 +52,49 @@ def documented() -> dict[str, Any]:
         if _is_exception(value := getattr(errors, name)):
             found[f"shoal.errors.{name}"] = value
     for module, more in OTHERS.items():
-        found |= {f"{PACKAGE}.{module}.{name}": getattr(_module(module), name) for name in more}
+        found |= {f"{PACKAGE}.{module}.{name}": getattr(module_at(module), name) for name in more}
     return found
 
 
-def results(names: Mapping[str, Any]) -> dict[str, type]:
-    """Return the classes that calls return, or members of these, and that have no name of theirs.
+def classes() -> dict[type, str]:
+    """Return the public path of each class that has one: Member → `shoal.types.Member`.
 
-    A private class whose instances users get is shown at the module that defines it.
+    A door that takes a class of another door, such as `topology`, comes second.
     """
-    shown = set(names.values())
-    found: dict[str, type] = {}
-    queue = list(names.values())
-    for target in queue:
-        for kind in _returned_classes(target):
-            name = f"{kind.__module__}.{kind.__qualname__}"
-            if kind not in shown and name not in found:
-                found[name] = kind
-                queue.append(kind)
+    found = {value: name for name, value in documented().items() if isinstance(value, type)}
+    for name in sorted(DOORS, key=lambda name: (name.count("."), name)):
+        module = module_at(name)
+        for one in getattr(module, "__all__", ()):
+            if isinstance(value := getattr(module, one), type):
+                found.setdefault(value, f"{PACKAGE}.{name}.{one}")
     return found
 
 
-def _returned_classes(target: Any) -> Iterator[type]:
-    """Yield the classes of ours that a function returns, or that the members of a class give."""
+def used(names: Mapping[str, Any]) -> dict[type, str]:
+    """Return the classes of ours that calls take or return, members of these included.
+
+    Each with the public name, or the class, that has it.
+    """
+    found: dict[type, str] = {}
+    queue = list(names.items())
+    for name, target in queue:
+        for kind in _annotated(target):
+            if kind not in found:
+                found[kind] = name
+                queue.append((f"{kind.__module__}.{kind.__qualname__}", kind))
+    return found
+
+
+def returned() -> dict[str, type]:
+    """Return the public classes that users do not make: `shoal.types.Member` → the class."""
+    known = documented()
+    return {path: kind for kind, path in classes().items() if path not in known}
+
+
+def _annotated(target: Any) -> Iterator[type]:
+    """Yield the classes of ours in the types of a function, or of the members of a class."""
     if not isinstance(target, type):
-        yield from _classes_in(_hints(target).get("return"))
+        yield from _in_function(target)
         return
     for base in target.__mro__:
         if base.__module__.split(".")[0] != PACKAGE:
@@ -82,35 +102,42 @@ def _returned_classes(target: Any) -> Iterator[type]:
         for name, value in vars(base).items():
             function = getattr(value, "fget", None) or getattr(value, "func", None)
             function = function or getattr(value, "__func__", value)
-            if not name.startswith("_") and inspect.isfunction(function):
-                yield from _classes_in(_hints(function).get("return"))
-        for name, hint in _hints(base).items():
+            is_made = name == "__init__" and colour_of(target)  # else calls make it
+            if (is_made or not name.startswith("_")) and inspect.isfunction(function):
+                yield from _in_function(function)
+        for name, hint in typing.get_type_hints(base).items():
             if not name.startswith("_"):
                 yield from _classes_in(hint)
 
 
+def _in_function(function: Any) -> Iterator[type]:
+    """Yield the classes of ours in the types of what a call takes and returns."""
+    hints = _hints(function)
+    for name in ["return", *inspect.signature(function).parameters]:
+        if name not in FOR_TESTS:
+            yield from _classes_in(hints.get(name))
+
+
 @functools.cache
-def _hints(target: Any) -> dict[str, Any]:
-    """Return the types of a function or class; none where they are there for type checkers only."""
-    try:
-        return typing.get_type_hints(target)
-    except NameError:
-        return {}
+def _hints(function: Any) -> dict[str, Any]:
+    module = vars(importlib.import_module(function.__module__))
+    return typing.get_type_hints(inspect.unwrap(function), module)
 
 
 def _classes_in(hint: Any) -> Iterator[type]:
     """Yield the classes of ours in a type: `tuple[Step, ...] | None` has one."""
-    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
-        if hint.__module__.split(".")[0] == PACKAGE and not hint.__name__.startswith("_"):
-            yield hint
-    for argument in typing.get_args(hint):
+    for kind in (hint, typing.get_origin(hint)):
+        if isinstance(kind, type) and kind.__module__.split(".")[0] == PACKAGE:
+            if not kind.__name__.startswith("_"):
+                yield kind
+    for argument in hint if isinstance(hint, list) else typing.get_args(hint):
         yield from _classes_in(argument)
 
 
-def _module(name: str) -> types.ModuleType:
+def module_at(name: str) -> types.ModuleType:
     folder, _, last = name.partition(".")
     if folder in DOORS and last:  # a module that a door re-exports
-        return getattr(_module(folder), last)  # type: ignore[no-any-return]
+        return getattr(module_at(folder), last)  # type: ignore[no-any-return]
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 

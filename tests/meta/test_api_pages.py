@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
+import shoal
 from meta import documents, public_names
-from meta.source import ROOT
+from shoal import types
 
-ENTRY = re.compile(r"^\.\. auto(?:function|class|exception|module):: ([\w.]+)$", re.MULTILINE)
+ENTRY = re.compile(
+    r"^\.\. (?:auto(?:function|class|exception|module)|py:type):: ([\w.]+)$", re.MULTILINE
+)
 PAGES = {p: text for p, text in documents.pages().items() if p.startswith("docs/api/")}
 SHOWN = [name for text in PAGES.values() for name in ENTRY.findall(text)]
 # `from shoal.plan import cost, topology`, `import shoal.plan.cost`, `shoal.plan.cost.cost`
 MODULES = re.compile(
-    r"shoal\.((?:plan|runtime|checkpoint|testing)(?:\.[a-z_]+)+|planning|preemption|retention)"
+    r"shoal\.((?:plan|runtime|checkpoint|testing)(?:\.[a-z_]+)+|planning|preemption|retention"
+    r"|types)"
 )
 INTERNAL = {"runtime.process.meshes"}  # what a facade calls; a page of `compat` names it
 
@@ -23,8 +28,20 @@ def test_every_public_name_has_an_entry():
     assert set(public_names.documented()) - set(SHOWN) == set()
 
 
-def test_every_class_that_a_call_returns_has_an_entry():
-    assert set(public_names.results(public_names.documented())) - set(SHOWN) == set()
+def test_every_class_that_calls_take_or_return_has_a_public_path_and_an_entry():
+    paths = public_names.classes()
+    used = public_names.used(public_names.documented())
+    private = {kind.__qualname__: name for kind, name in used.items() if kind not in paths}
+    assert private == {}, "export it from a door, or keep it out of the annotations"
+    needed = {paths[kind] for kind in used} | {f"shoal.types.{name}" for name in types.__all__}
+    assert needed - set(SHOWN) == set()
+
+
+def test_public_paths_lead_to_their_classes():
+    for kind, path in public_names.classes().items():
+        module, _, name = path.removeprefix("shoal.").rpartition(".")
+        found = public_names.module_at(module) if module else shoal
+        assert getattr(found, name) is kind
 
 
 def test_nothing_has_two_entries():
@@ -48,6 +65,23 @@ def _is_for_users(page: str) -> bool:
 
 @pytest.mark.parametrize("name", ["RelayoutPlan", "JobStatus", "Member", "Notice"])
 def test_the_classes_that_calls_return_are_found_also_behind_others(name):
-    found = public_names.results(public_names.documented())
-    assert name in {kind.__name__ for kind in found.values()}
-    assert (ROOT / "docs" / "api" / "index.md").exists()
+    found = public_names.used(public_names.documented())
+    assert name in {kind.__name__ for kind in found}
+
+
+def test_a_class_in_any_annotation_is_found():
+    class Part:
+        pass
+
+    class Whole:
+        part: list[Part]
+
+    def make(whole: Callable[[Whole], None], coordinator: int) -> None: ...
+
+    Part.__module__ = Whole.__module__ = "shoal.fake"
+    make.__annotations__["whole"] = Callable[[Whole], None]
+    Whole.__annotations__["part"] = list[Part]
+    assert public_names.used({"make": make}) == {
+        Whole: "make",
+        Part: f"shoal.fake.{Whole.__qualname__}",
+    }

@@ -47,6 +47,18 @@ def importing(names: list[str]) -> str:
     return "\n".join(f"import {name}" for name in names)
 
 
+def test_each_name_of_the_door_is_there_in_a_fresh_process():
+    """Not only once something else has imported a submodule."""
+    program = """
+import shoal
+found = {*vars(shoal), *shoal._LAZY, *shoal._DOORS}
+assert found >= {*dir(shoal)}, {*dir(shoal)} - found
+for name in dir(shoal):
+    getattr(shoal, name)
+"""
+    assert loaded_by(program, ()) == []
+
+
 def test_the_planning_core_loads_numpy_and_nothing_heavier():
     names = modules_up_to(1)
     assert {"shoal", "shoal.plan.hlo", "shoal.plan.shards"} <= set(names)
@@ -95,6 +107,11 @@ def test_checkpoints_are_listed_and_read_without_jax():
     names += ["shoal.checkpoint.history.checkpoints", "shoal.checkpoint.restoring.restore"]
     assert len(names) > 30
     assert loaded_by(importing(names), (*HEAVY, "rich", "typer")) == []
+
+
+def test_types_of_checkpoints_are_imported_without_jax():
+    program = "from shoal.types import CheckpointInfo, JobStatus, RestorePlan\nimport shoal.types"
+    assert loaded_by(program, HEAVY) == []
 
 
 def test_the_command_line_shows_its_help_without_jax():

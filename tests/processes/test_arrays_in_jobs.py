@@ -34,8 +34,9 @@ flat = shoal.make_mesh({"fsdp": -1})
 first = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])  # all of process 0
 second = shoal.make_mesh({"x": 4}, devices=jax.devices()[4:])
 explicit = shoal.make_mesh({"a": 4, "b": 2}, axis_types="explicit")
-assert mesh.processes.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
-assert (mesh.process_indices, first.process_indices) == ((0, 1), (0,))
+planned = shoal.Mesh.of(mesh)
+assert planned.processes.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+assert (planned.process_indices, shoal.Mesh.of(first).process_indices) == ((0, 1), (0,))
 value = np.arange(128, dtype=np.float32).reshape(16, 8)
 rows, whole = Layout(mesh, "data", None), Layout(mesh, None, None)
 
@@ -84,7 +85,7 @@ absent = shoal.Mesh({"x": 4}, device_ids=[0, 1, 2048, 7])
 errors = [
     refused(lambda: shoal.put(array, whole)),
     refused(lambda: shoal.put({"w": value[:7]}, rows)),
-    refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data"))),
+    refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data", None, None))),
     refused(lambda: shoal.named_sharding(Layout(absent, "x"))),
 ]
 
@@ -183,7 +184,7 @@ else:
 with shoal.use_mesh(mesh):
     doubled = jax.jit(lambda x: shoal.constrain(x * 2, (None, "data")))(array)
 holds(doubled, value * 2, Layout(mesh, None, "data"))
-print("RESULT", json.dumps([errors, mesh.text, repr(mesh)]))
+print("RESULT", json.dumps([errors, planned.text, repr(planned)]))
 """
 
 MEASURE = """
@@ -266,7 +267,8 @@ def test_two_processes_place_move_and_refuse_alike(job):
         "put: the array: is spread over processes in another layout; relayout moves it"
     )
     assert "['w']: dim 0 of (7, 8) has size 7, which 4 shards (data=4) do not divide" in uneven
-    assert "['w']: shape (16, 8) has rank 2, but Layout(data @" in rank
+    assert "4 or 8 would fit; if these are the rows of this process alone, from_host_loc" in uneven
+    assert "['w']: shape (16, 8) has rank 2, but Layout(data, -, - @" in rank
     assert "no cpu device has the id 7" in absent
     assert "2048 (process 1)" in absent
     assert "3 pieces for the 4 devices that this process owns in Mesh(data=4" in count
@@ -327,3 +329,47 @@ def test_put_holds_no_more_than_the_source_and_its_devices(job, count):
         assert added["replicated"] > 64 + 2 * 64 - 8, "the measure does not measure"
         assert added["replicated"] <= added["replicated bound"], added
         assert added["sharded"] <= added["sharded bound"], added
+
+
+GUARDED = """
+index, count = join(2)
+import jax
+from shoal import Layout
+from shoal.compat import multihost_utils
+
+jax.config.update("jax_transfer_guard", "disallow")  # in all threads
+mesh = shoal.make_mesh({"data": 2, "model": 2})
+rows, columns = Layout(mesh, "data", None), Layout(mesh, None, "model")
+refused = []
+for value in (np.ones((8, 8), np.float32), np.ones((8, 1 << 17), np.float32)):
+    x = shoal.put(value, rows)
+    shoal.constrain(value, columns)
+    shoal.create(lambda x: x * x, value, layouts=rows)
+    own = shoal.from_host_local(value + index, rows)
+    [batch] = shoal.feed([value + index], rows)
+    for array in (x, own, batch):
+        shoal.relayout(array, columns)
+        shoal.relayout(array, columns, staged=True)
+        shoal.to_host_local(array, rows)
+        shoal.allgather(array, tiled=True)
+        shoal.assert_same({"x": array, "y": value})
+    multihost_utils.broadcast_one_to_all(value + index)
+    multihost_utils.process_allgather(value)
+    path = f"FOLDER/{value.size}"
+    with shoal.Checkpoints(path) as steps:
+        steps.save(1, {"x": x, "own": own})
+        steps.wait()
+        steps.restore(1, {"x": columns, "own": columns})
+    shoal.sync_devices(mesh)
+    with jax.transfer_guard("disallow_explicit"):
+        for place in (shoal.put, shoal.from_host_local, shoal.constrain):
+            try:
+                place(value, rows)
+            except jax.errors.JaxRuntimeError as error:
+                refused.append("Disallowed host-to-device" in str(error))
+print("RESULT", json.dumps(refused))
+"""
+
+
+def test_the_transfer_guard_refuses_what_it_refuses_of_device_put(job):
+    assert results(job, 2, GUARDED.replace("FOLDER", str(job.folder))) == [[True] * 6] * 2

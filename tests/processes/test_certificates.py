@@ -9,7 +9,15 @@ from pathlib import Path
 import jax
 import pytest
 
-from shoal.runtime.jax_service.certificates import CA, CERT, KEY, NO_SHIELD, PREFIX, VERIFY
+from shoal.runtime.jax_service.certificates import (
+    CA,
+    CERT,
+    KEY,
+    MUTUAL_TLS,
+    NO_SHIELD,
+    PREFIX,
+    VERIFY,
+)
 
 HAS_TLS = hasattr(jax.config, CERT)
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -82,6 +90,29 @@ def test_the_right_certificates(job, right):
     assert [one.code for one in ended] == [0, 0], ended
     assert all("> sum 6.0" in one.out for one in ended)
     assert [NO_SHIELD in one.err for one in ended] == [True, False]
+
+
+@needs_tls
+def test_the_certificates_as_arguments(job, right):
+    """As those of `jax.distributed.initialize`; a repeated call compares them."""
+    given = {name: right[option.upper()] for name, option in MUTUAL_TLS.items()
+             if option.upper() in right}  # fmt: skip
+    script = f"""
+    given = {given!r}
+    initialize(timeout_s=20, **given)
+    initialize(**given)
+    try:
+        initialize(mtls_ca_file="other.pem")
+    except InitializeError as error:
+        say(str(error).splitlines()[3])
+    say("sum", global_sum())
+    """
+    ended = job.run(2, script)
+    assert [one.code for one in ended] == [0, 0], ended
+    for one in ended:
+        assert f"mtls_ca_file: {given['mtls_ca_file']} before, other.pem now" in one.out
+        assert "> sum 6.0" in one.out
+    assert NO_SHIELD in ended[0].err
 
 
 @needs_tls

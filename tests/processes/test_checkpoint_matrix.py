@@ -19,7 +19,7 @@ GRIDS = [(1,), (2,), (4,), (8,), (2, 2), (2, 4), (4, 2)]
 
 def layouts(grid):
     """The layouts of a mesh whose devices are spread over the processes as far as they go."""
-    everywhere = shoal.make_mesh({"all": -1})
+    everywhere = shoal.Mesh.of(shoal.make_mesh({"all": -1}))
     ids = everywhere.device_ids.ravel()[:: 8 // math.prod(grid)]
     processes = everywhere.processes.ravel()[:: 8 // math.prod(grid)]
     axes = list(zip("xy", grid, strict=False))

@@ -197,7 +197,7 @@ def leaves_alone(folder):
 
 def test_a_call_of_a_checkpoint_that_one_leaves_fails_for_all(cluster, tmp_path):
     first, second = cluster.run(leaves_alone, str(tmp_path))
-    assert first == ["NotPossible", "TypeError"] * 4
+    assert first == ["NotPossible", "UsageTypeError"] * 4
     assert second == ["SaveAbortedError"] * 4 + ["PeerFailedError"] * 4
 
 

@@ -21,7 +21,7 @@ def meshes():
     """Return meshes of four processes with two devices each, in several orders."""
     devices = jax.devices()
     rows = shoal.make_mesh({"data": 4, "model": 2})
-    assert rows.processes.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert shoal.Mesh.of(rows).processes.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     return {
         "rows": rows,
         "explicit": shoal.make_mesh({"data": 4, "model": 2}, axis_types="explicit"),

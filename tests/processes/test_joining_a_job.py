@@ -56,6 +56,29 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     assert job.leaves_no_orphan()
 
 
+def test_the_arguments_of_jax_distributed(job, said, tmp_path):
+    """By position, the partition that JAX gets, and the time limit of leaving."""
+    script = f"""
+    import pathlib, time
+    from jax._src import distributed
+    mark = pathlib.Path({str(tmp_path / "late")!r})
+    process.initialize(address, count, index, None, virtual_devices=1, initialization_timeout=30,
+                       shutdown_timeout_seconds=1, partition_index=index,
+                       cluster_detection_method="deactivate")
+    say(global_sum(), distributed.global_state.partition_index)
+    if index == 0:
+        try:
+            process.shutdown()
+        except DeadlineError as error:
+            say("1 s" in str(error))
+        mark.touch()
+    while not mark.exists():
+        time.sleep(0.01)
+    """
+    ended = job.run(2, script)
+    assert [said(one) for one in ended] == ["1.0 0\nTrue", "1.0 1"], ended
+
+
 def test_again_with_some_of_the_arguments(job, said):
     """What is not given contradicts nothing."""
     script = """

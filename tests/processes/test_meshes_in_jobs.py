@@ -23,9 +23,13 @@ def cluster(child_env):
 def outcome(call):
     """Return what a call raised, in words, or the text of the mesh."""
     try:
-        return call().text
+        return text(call())
     except shoal.ShoalError as error:
         return f"{type(error).__name__}: {error}"
+
+
+def text(mesh):
+    return shoal.Mesh.of(mesh).text
 
 
 def make_alike():
@@ -38,13 +42,13 @@ def make_alike():
     said = [line for line in lines if "make_mesh" in line]
     ids = [device.id for device in jax.devices()]
     turned = shoal.make_mesh({"x": 4}, devices=ids[::-1])
-    named = shoal.make_mesh({"x": -1}, devices="cpu", across={"x": 2}, label="pod")
+    named = shoal.make_mesh({"x": -1}, devices="cpu", across={"x": 2})
     if shoal.process_index() == 0:  # alone: its own devices
-        assert shoal.make_mesh({"x": 2}, devices=ids[:2]).process_indices == (0,)
+        assert text(shoal.make_mesh({"x": 2}, devices=ids[:2])) == "x=2"
     theirs = shoal.make_mesh({"x": 2}, devices=ids[2:])  # a process without devices there, too
     assert shoal.make_mesh({"data": 2, "model": 2}) is whole
     shoal.barrier("in step")
-    return [whole.text, turned.text, named.text, theirs.text, said]
+    return [text(whole), text(turned), text(named), text(theirs), said]
 
 
 def test_equal_calls_make_equal_meshes(cluster):
@@ -63,7 +67,7 @@ def make_otherwise():
     told.append(outcome(lambda: shoal.make_mesh({"x": 2 + 2 * me, "y": -1})))
     told.append(outcome(lambda: shoal.make_mesh({"x": 4}, devices=ids[:: 1 - 2 * me])))
     told.append(outcome(lambda: shoal.make_mesh({"x": 4}, across={"x": 2} if me else None)))
-    told.append(outcome(lambda: shoal.make_mesh({"x": 4}, label=f"pod {me}")))
+    told.append(outcome(lambda: shoal.make_mesh({"x": 4}, axis_types="explicit" if me else "auto")))
     told.append(outcome(lambda: shoal.make_mesh({"x": 4}, devices=[7] if me else None)))
     line = agreed_devices._line
     if me:
@@ -83,7 +87,8 @@ def make_otherwise():
 def test_what_differs_is_everybodys_error(cluster):
     one, other = cluster.run(make_otherwise)
     words = [("axes x=2 y=2", "axes x=4 y=1"), ("device 0: cpu", "device 2049: cpu"),
-             ("options none", "options across={'x': 2}"), ("'pod 0'", "'pod 1'")]  # fmt: skip
+             ("options none", "options across={'x': 2}"),
+             ("options none", "explicit axes x")]  # fmt: skip
     for number, sides in enumerate(words):
         for told in (one[number], other[number]):
             assert told.startswith("DivergenceError: process"), told
@@ -124,7 +129,7 @@ def test_who_does_not_come_is_named(cluster):
 
 
 def make_one():
-    return shoal.make_mesh({"x": -1}).text
+    return text(shoal.make_mesh({"x": -1}))
 
 
 @pytest.mark.parametrize("point", ["make_mesh.before_arrive", "make_mesh.after_arrive"])

@@ -29,6 +29,7 @@ class Sides:
         self.turned = shoal.make_mesh({"x": -1}, devices=ids[::-1])
         self.rows, self.columns = Layout(self.mesh, "x", None), Layout(self.mesh, None, "x")
         self.whole = Layout(self.mesh, None, None)
+        self.long = Layout(self.mesh, "x", None, None)  # of more dims than the arrays
         self.array = shoal.put(VALUES, self.rows)
         self.keys = shoal.put(jax.random.split(jax.random.key(0), 8), Layout(self.mesh, "x"))
 
@@ -205,13 +206,20 @@ def check_texts(texts):
 
 REFUSED = {  # what process 1 alone gets wrong
     "a dim that does not divide": lambda s: shoal.relayout(s.either(s.array, s.six), s.columns),
+    "a host value": lambda s: shoal.relayout(s.either(s.array, VALUES), s.columns),
+    "a number": lambda s: shoal.relayout(s.either(s.array, 5), s.columns),
+    "half a tree": lambda s: shoal.relayout([s.array, s.either(s.array, VALUES)], s.columns),
     "no layout": lambda s: shoal.relayout(s.array, s.either(s.columns, 3)),
     "a flag": lambda s: shoal.relayout(s.array, s.columns, donate=s.either(False, "no")),
     "an argument": lambda s: shoal.relayout(s.array, s.columns, **s.either({}, {"quick": True})),
-    "constrain": lambda s: shoal.constrain(s.array, s.either(s.columns, Layout(s.mesh, "x"))),
+    "constrain": lambda s: shoal.constrain(s.array, s.either(s.columns, s.long)),
     "manual": lambda s: shoal.manual(
-        lambda x: jax.lax.psum(x.sum(), "x"), s.either(s.rows, Layout(s.mesh, "x")), Layout(s.mesh)
+        lambda x: jax.lax.psum(x.sum(), "x"), s.either(s.rows, s.long), Layout(s.mesh)
     )(s.array),
+    "constrain a set": lambda s: shoal.constrain(s.either(s.array, {1}), s.columns),
+    "manual of a set": lambda s: shoal.manual(
+        lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
+    )(s.either(s.array, {1})),
     "manual, by name": lambda s: shoal.manual(
         lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
     )(*s.either([s.array], []), **s.either({}, {"x": s.array})),

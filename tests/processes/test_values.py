@@ -64,6 +64,20 @@ def broadcasts_are_right(index, rows):
         assert type(tree["scalar"]) is np.float16
 
 
+def broadcasts_to_nothing_are_right(index, rows):
+    """The idiom of mpi4py and torch."""
+    for source in (0, 1):
+        tree = tree_of(source, rows) if index == source else None
+        tree, wanted = shoal.broadcast(tree, source), tree_of(source, rows)
+        assert tree.keys() == wanted.keys()
+        assert tree["odd"].tobytes() == wanted["odd"].tobytes(), tree["odd"]
+        assert (tree["int"] == wanted["int"]).all()
+        assert (tree["n"], tree["text"], tree["none"]) == (10**30 + source, wanted["text"], None)
+        assert np.asarray(jax.random.key_data(tree["key"]))[1] == source
+    assert shoal.broadcast({"a": [index]} if index else None, is_source=index == 1) == {"a": [1]}
+    assert shoal.broadcast(None) is None
+
+
 def gathers_are_right(index, rows):
     for to in (None, 0, 1):
         both = shoal.allgather(tree_of(index, rows), to=to)
@@ -117,9 +131,11 @@ def values_are_right():
     tree_of(0, 1), tree_of(1, 1)  # JAX compiles what makes the keys
     del compiled[:]
     broadcasts_are_right(index, 2)
+    broadcasts_to_nothing_are_right(index, 2)
     gathers_are_right(index, 2)
     assert not compiled, compiled
     broadcasts_are_right(index, 1 << 16)  # large, for the first time
+    broadcasts_to_nothing_are_right(index, 1 << 16)
     gathers_are_right(index, 1 << 16)
     assert bool(compiled) == (os.environ["SHOAL_HOST_MEMORY"] == "0"), compiled
     key = jax.random.key(index)

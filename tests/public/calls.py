@@ -234,6 +234,7 @@ def job_calls(x: jax.Array) -> list[Call]:
         _("preemption.clear", shoal.preemption.clear, {}, timeout_s="seconds?"),
         _("job_status", shoal.job_status, {}, timeout_s="seconds?"),
         _("preemption.mark_saved", shoal.preemption.mark_saved, {}, step="count?"),
+        _("log", shoal.log, {}),
         _("step", lambda number: shoal.step(number), {"number": 3}, number="count"),
         _("preemption.watch", shoal.preemption.watch, {}, signals="any", files="any", poll="any",
           every_s="seconds", grace_s="seconds?"),

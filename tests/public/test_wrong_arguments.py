@@ -13,6 +13,7 @@ import shoal
 from meta.public_names import public_modules
 from public.calls import Call, all_calls
 from public.wrong import ANY, WRONG
+from shoal.compat import multihost_utils
 from shoal.errors import ShoalError, UsageError
 
 NUMBERS = {"keep": 2, "max_host_bytes": 1 << 26, "n": 2}  # where 0 is wrong
@@ -104,6 +105,47 @@ def test_the_table_has_every_public_function(calls):
 
 
 @pytest.mark.parametrize(
+    ("call", "problem", "signature"),
+    [
+        (lambda: shoal.barrier("a", "b"), "shoal.barrier: takes 1 positional argument, but 2 were "
+         "given; pass options by name",
+         "shoal.barrier(name, *, processes=None, timeout_s=None, lane='main')"),
+        (lambda: shoal.barrier("a", tmeout_s=3),
+         "shoal.barrier: has no argument tmeout_s=; did you mean 'timeout_s'?",
+         "shoal.barrier(name, *, processes=None, timeout_s=None, lane='main')"),
+        (lambda: shoal.process_index(3), "shoal.process_index: takes 0 positional arguments, but "
+         "1 was given", "shoal.process_index()"),
+        (lambda: shoal.manual(1, fn=2), "shoal.manual: fn= is also given by position; needs "
+         "in_layouts and out_layouts", "shoal.manual(fn, in_layouts, out_layouts, *, axes=None)"),
+        (lambda: shoal.Mesh.parse(), "shoal.Mesh.parse: needs text", "shoal.Mesh.parse(text)"),
+        (lambda: shoal.PerProcess(), "shoal.PerProcess: needs value", "shoal.PerProcess(value)"),
+        (lambda: shoal.preemption.watch("SIGTERM"), "shoal.preemption.watch: takes 0 positional "
+         "arguments, but 1 was given; pass options by name",
+         "shoal.preemption.watch(*, signals=('SIGTERM',), files=(), poll=(), every_s=5.0, "
+         "grace_s=None)"),
+        (lambda: multihost_utils.broadcast_one_to_all(1, True, 3),
+         "shoal.compat.multihost_utils.broadcast_one_to_all: takes 2 positional arguments, but 3 "
+         "were given",
+         "shoal.compat.multihost_utils.broadcast_one_to_all(in_tree, is_source=None)"),
+    ],
+)  # fmt: skip
+def test_a_call_that_does_not_fit_shows_the_signature(call, problem, signature):
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert str(caught.value) == f"{problem}\ncall it as {signature}"
+    assert [entry.path.name for entry in caught.traceback] == [Path(__file__).name] * 2
+
+
+def test_an_error_of_pythons_own_in_a_function_of_the_program_stays():
+    def init():
+        return np.ones(1, 2, 3, 4)
+
+    with pytest.raises(TypeError) as caught:
+        shoal.create(init, layouts=shoal.Layout(shoal.make_mesh({"x": -1}), None))
+    assert not isinstance(caught.value, ShoalError)
+
+
+@pytest.mark.parametrize(
     ("kind", "ours", "call"),
     [
         (TypeError, "keep=2 and every=100", lambda path, _: shoal.Checkpoints(
@@ -115,6 +157,11 @@ def test_the_table_has_every_public_function(calls):
         (AttributeError, r"wait\(\)", lambda _, ckpts: ckpts.wait_until_finished),
         (AttributeError, r"shoal\.preempted\(", lambda _, ckpts: ckpts.reached_preemption),
         (AttributeError, r"jax\.device_count\(\)", lambda *_: shoal.device_count),
+        (AttributeError, r"jax\.P: shoal takes it as it takes shoal\.Layout", lambda *_: shoal.P),
+        (AttributeError, r"jax\.sharding\.PartitionSpec: ", lambda *_: shoal.PartitionSpec),
+        (AttributeError, r"jax\.sharding\.NamedSharding: ", lambda *_: shoal.NamedSharding),
+        (AttributeError, r"jax\.sharding\.AxisType, as ", lambda *_: shoal.AxisType),
+        (AttributeError, r"jax\.sharding\.AbstractMesh, or ", lambda *_: shoal.AbstractMesh),
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_lead_to_ours(tmp_path, kind, ours, call):

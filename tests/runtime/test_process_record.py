@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import textwrap
 
+import jax
 import pytest
 
 from forked_scripts import run_forked
@@ -17,6 +19,7 @@ from shoal.runtime import process
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service.certificates import CERT
 from shoal.runtime.preemption import exit_code, notice
 from shoal.runtime.process import (
     coordinator,
@@ -196,6 +199,71 @@ def test_initialize_again(run):
     """With what comes to the same it does nothing; with anything else both are shown."""
     done = run(AGAIN)
     assert (done.stdout, done.returncode) == (AGAIN_SAID, 0), done.stderr
+
+
+def test_initialize_takes_what_jax_takes():
+    """By position those before the rest; under another JAX, this shows what is new."""
+    theirs = inspect.signature(jax.distributed.initialize).parameters
+    ours = inspect.signature(initialize).parameters
+    by_position = [name for name, one in ours.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert by_position == list(theirs)[:4]
+    deprecated = {"slice_index"}
+    assert theirs.keys() - ours.keys() == deprecated
+    with pytest.raises(UsageError, match="did you mean 'partition_index'"):
+        initialize(slice_index=0)
+
+
+JAXS_NAMES = """
+    import logging
+    from shoal.runtime.process import _RECORD, initialize, shutdown
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    given = {"initialization_timeout": 60, "shutdown_timeout_seconds": 7}
+    initialize(None, 1, 0, None, heartbeat_timeout_seconds=100, partition_index=3, **given)
+    initialize("h:1", 1, 0, partition_index=3, cluster_detection_method="deactivate")
+    print(_RECORD.initialized.leaving_s)
+    try:
+        initialize(partition_index=2)
+    except Exception as error:
+        print(str(error).splitlines()[3])
+    shutdown()
+"""
+
+
+def test_the_arguments_of_jax_have_their_effect(run):
+    done = run(JAXS_NAMES)
+    assert done.stdout.splitlines() == ["7", "partition_index: 3 before, 2 now"], done.stderr
+    assert done.stderr.splitlines() == [
+        "WARNING initialize(heartbeat_timeout_seconds=100) has no effect: a process is lost after "
+        "SHOAL_LOST_AFTER_S (10 s)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"timeout_s": 5, "initialization_timeout": 6},
+            "timeout_s=5 and initialization_timeout=6 ",
+        ),
+        ({"initialization_timeout": 0}, "initialization_timeout=0 must be a positive"),
+        ({"shutdown_timeout_seconds": "5"}, "shutdown_timeout_seconds='5' must be a number"),
+        ({"cluster_detection_method": "slurn"}, "did you mean 'slurm'"),
+        ({"cluster_detection_method": 3}, "cluster_detection_method=3 is not one of"),
+        ({"cluster_detection_method": "deactivate"}, "finds no number of processes: pass num_"),
+        ({"partition_index": -1}, "partition_index=-1 must be"),
+        ({"mtls_key_file": 3}, "mtls_key_file=3 must be a string"),
+        ({"verify_secure_credentials": "yes"}, "verify_secure_credentials='yes' must be True"),
+    ],
+)
+def test_wrong_arguments_of_jax_are_refused(child_env, options, words):
+    with pytest.raises(UsageError, match=words):
+        initialize(**options)
+
+
+@pytest.mark.skipif(hasattr(jax.config, CERT), reason="this JAX has mutual TLS")
+def test_mutual_tls_needs_a_jax_that_has_it(child_env):
+    with pytest.raises(InitializeError, match=r"mtls_cert_file= given.*install JAX 0.12"):
+        initialize(mtls_cert_file="cert.pem")
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5", True])

@@ -29,7 +29,6 @@ from shoal.arrays.bridge.leaf_layouts import (
     layout_for,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all, with_article
@@ -53,25 +52,25 @@ def match_layouts(
     Local.
 
     The result is accepted wherever layouts are (`put`, `create`, `relayout`, `restore`,
-    `Checkpoints.resume`, `feed`), and `jax.tree.map(shoal.named_sharding, …)` of it by
-    `jit(out_shardings=…)`. One table serves parameters and the state of an optimizer, whose trees
-    repeat the parameters' paths at a deeper level: `**/kernel` matches `params/dense/kernel` and
-    `opt/0/mu/dense/kernel`. The first matching rule decides. A scalar leaf (a step, a
-    count) is replicated, whichever rule matches, and needs none.
+    `Checkpoints.resume`, `feed`), and `shoal.named_sharding` of it by `jit(out_shardings=…)`. One
+    table serves parameters and the state of an optimizer, whose trees repeat the parameters' paths
+    at a deeper level: `**/kernel` matches `params/dense/kernel` and `opt/0/mu/dense/kernel`. The
+    first matching rule decides. A scalar leaf (a step, a count) is replicated, whichever rule
+    matches, and needs none.
 
-    A leaf is never replicated because a rule for it was forgotten: add `"**": ()` last if that is
+    A leaf is never replicated because a rule for it was forgotten: add `"**": P()` last if that is
     intended.
 
     Args:
       rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`: `*` and
         `?` match characters of one component of a path, `[ab]` for one of them, a component `**`
         for any number of components; a string that is a leaf's path is that leaf alone. A layout is
-        a tuple of axis names and None, a name, or None or `()` (split nothing); a PartitionSpec,
-        NamedSharding or Layout; or a function of (path such as "params/w", leaf) that returns one.
-        Tuples, names and PartitionSpecs may leave out trailing dims.
+        a PartitionSpec, a tuple of axis names and None, a name, or None or `()` (split nothing); a
+        NamedSharding, Layout or mesh; or a function of (path such as "params/w", leaf) that
+        returns one. Dims at the end may be left out.
       shapes: a tree of leaves with shapes: the result of `jax.eval_shape`, or arrays.
-      mesh: the mesh of tuples, names and PartitionSpecs; None: that of `use_mesh`, else the one
-        that the Layouts among the rules share.
+      mesh: the mesh of PartitionSpecs, tuples and names; None: the one in force (see `use_mesh`),
+        else the one that the NamedShardings, Layouts and meshes among the rules share.
       all_rules: False: permit rules that decide nothing, for a table that serves several trees.
 
     Returns:
@@ -83,9 +82,10 @@ def match_layouts(
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
+      >>> from jax import P
       >>> params = {"dense": {"kernel": jnp.ones((8, 4)), "bias": jnp.ones(4)}, "step": 0}
       >>> mesh = shoal.make_mesh({"data": -1})
-      >>> table = {"**/kernel": ("data", None), "**/bias": ()}
+      >>> table = {"**/kernel": P("data"), "**/bias": P()}
       >>> found = shoal.match_layouts(table, jax.eval_shape(lambda: params), mesh=mesh)
       >>> [layout.dims for layout in jax.tree.leaves(found)]
       [(None,), ('data', None), ()]
@@ -183,9 +183,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
             raise UsageError(
                 f"the function {_name(function)} returned {given!r}, which is not a layout"
             )
-    layout = layout_for(given, value, path)
-    sharding_of(layout)  # its devices exist, and JAX can express it
-    return layout
+    return layout_for(given, value, path)
 
 
 def _name(function: Any) -> str:
@@ -227,9 +225,7 @@ def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mes
     named = {mesh: None for rule in table if (mesh := _mesh_named(rule.given)) is not None}
     if len(named) == 1:
         return next(iter(named))
-    raise UsageError(
-        "match_layouts: rules of axis names need a mesh: pass mesh=, or enter use_mesh"
-    )
+    raise UsageError("match_layouts: rules without a mesh need one: pass mesh=, or enter use_mesh")
 
 
 def _mesh_named(given: Any) -> Mesh | None:

@@ -15,6 +15,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     dims_of,
     is_function,
+    is_mesh,
     is_one_layout,
     leaf_for,
     not_a_layout,
@@ -23,7 +24,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import AnyMesh, use_mesh
 from shoal.colour import local
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import mesh_of
 
@@ -64,6 +65,8 @@ def named_sharding(
       P('x',)
     """
     among = listed_devices("named_sharding", devices)
+    if isinstance(mesh, PartitionSpec) and is_mesh(layouts):
+        raise UsageTypeError("named_sharding: the mesh comes second: named_sharding(specs, mesh)")
     with nullcontext() if mesh is None else use_mesh(mesh_of("named_sharding", mesh)):
         if isinstance(layouts, Layout):
             return sharding_of(layouts, devices=among)

@@ -27,7 +27,7 @@ def placed_leaves(tree: Any, shapes: Any) -> list[tuple[str, Any, Layout | None]
         return None
     if shapes is not None:
         problems: list[str] = []
-        leaves, _ = leaf_layouts(shapes, tree, problems)
+        leaves, _ = leaf_layouts(shapes, tree, problems, is_plan=True)
         raise_all("describe", problems)
         named = zip(_paths(shapes), leaves, strict=True)
         return [(path, leaf.value, leaf.layout) for path, leaf in named]

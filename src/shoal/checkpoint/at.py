@@ -10,7 +10,7 @@ from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.store.interface import Store
 from shoal.paths import local_path
 
-Path = str | os.PathLike[str] | Bucket | Store
+Path = str | os.PathLike[str] | Bucket
 
 
 def store_at(path: object, prefix: str) -> Store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from shoal.collectives.transport import stream
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
 from shoal.errors import raise_all
-from shoal.runtime.agreement import Call
+from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.failures.comparison import Said, compared
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import listed
 from shoal.runtime.verb import verb
 
 _INLINE, _LARGE = b"i", b"l"
@@ -49,17 +50,20 @@ def broadcast(
 
     No two processes ever receive different bits: -0.0, subnormals, NaN payloads and 64-bit values
     arrive unchanged, whatever JAX's configuration. Values from one call are never delivered to
-    another: tree, shapes, dtypes, `source` and the call site are compared in the same round trip,
-    before anything is delivered.
+    another: tree, shapes, dtypes, `source` and the call site are compared before anything is
+    delivered.
 
-    Up to 64 KiB are sent in that round trip, and nothing is compiled. Larger values are sent
+    Up to 64 KiB are sent in the same round trip, or in two if a process passes None, and nothing is
+    compiled. Larger values are sent
     through memory that the processes of one host share. Between hosts they are sent in chunks over
     one device of each process or, among a subset of the job, through the coordinator. Memory: the
     result, and a few chunks of 4 MiB.
 
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
-        scalars of any size, str, bytes, None. Only the values of `source` matter; elsewhere
+        scalars of any size, str, bytes, None. Only the values of `source` matter. On the other
+        processes, None in place of the tree stands for any tree of dicts, lists and tuples:
+        `broadcast(load() if process_index() == 0 else None)`. In another tree there,
         `jax.ShapeDtypeStruct`s may stand for arrays, and str and bytes may have any length.
       source: the process that has the values, one of `processes`; equal on all.
       is_source: instead of `source`, passed on all: True on the one process that has the values,
@@ -78,14 +82,15 @@ def broadcast(
       on the default device, all other leaves unchanged. The same with one process.
 
     Raises:
-      DivergenceError: on all that arrived: trees, shapes, dtypes, `source` or the calls differ; no
-        process, or several, have `is_source`.
+      DivergenceError: on all that arrived: trees, shapes, dtypes, `source` or the calls differ,
+        except for None; no process, or several, have `is_source`.
       DeadlineError: on all that arrived: a process did not arrive in time.
       ProcessLostError: on all that arrived: a process is dead or unreachable.
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
       UsageError: on the caller: an argument is wrong, a leaf has an unsupported type (all
-        such are named by path). The others get PeerFailedError.
+        such are named by path), or a process passes None and the tree has other nodes than dicts,
+        lists and tuples. The others get PeerFailedError.
 
     >>> import numpy as np
     >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})
@@ -100,16 +105,25 @@ def broadcast(
     spec, values = wire.flatten(tree, "broadcast")
     _refuse_parts(spec, values)
     buffers: list[Buffer] = []
-    payload = b""
+    payload = spec.digest
     if source == coordinator.process if is_source is None else is_source:
         buffers, num_bytes = wire.pack_tree(spec, values, "broadcast")
         is_small = num_bytes <= inline_bytes(group.count)
-        payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
+        payload += _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
     named = f"source={source}" if is_source is None else "is_source"
-    call = Call("broadcast", name, callsite(), (named, *spec.lines))
+    call = Call("broadcast", name, callsite(), (named,))
     answers = meet(coordinator, call, payload, deadline, lane, group)
     source = source if is_source is None else _found(coordinator, call, answers)
-    payload = answers[source]
+
+    def again(lines: Iterable[str], payload: bytes = b"") -> bytes:
+        further = call._replace(spec=(named, *lines))
+        left_s = deadline.left_s
+        return agree(coordinator, further, payload, timeout_s=left_s, group=group.named, lane=lane)[
+            source
+        ]
+
+    spec = _tree_of_source(answers, coordinator.process, source, spec, again)
+    payload = answers[source][wire.DIGEST_BYTES :]
     if payload[:1] == _INLINE:
         data = np.frombuffer(bytearray(memoryview(payload)[1:]), np.uint8)
     else:
@@ -122,9 +136,54 @@ def broadcast(
     return wire.unpack_tree(spec, data)
 
 
+def _tree_of_source(
+    answers: Mapping[int, bytes],
+    process: int,
+    source: int,
+    spec: wire.Spec,
+    again: Callable[..., bytes],
+) -> wire.Spec:
+    """Return the tree of the source, which this process has too, or for which it gave None.
+
+    Args:
+      answers: the digest of each process's tree, and more of the source.
+      spec: this process's own tree.
+      again: meets the others once more; returns the payload of the source.
+
+    Raises:
+      DivergenceError: on all: a process has another tree.
+      UsageError: on the source: its tree cannot be described to those that gave None.
+    """
+    digests = {p: brought[: wire.DIGEST_BYTES] for p, brought in answers.items()}
+    nothing = wire.spec_of(None).digest
+    without = [p for p, digest in digests.items() if digest == nothing != digests[source]]
+    if without:
+        text = b""
+        if process == source:
+            text = _described(spec, without).encode()
+        text = again(["the tree of the source"], text)
+        if process in without:
+            spec = wire.spec_from(text)
+    if any(digests[p] != digests[source] for p in digests if p not in without):
+        again(spec.lines)
+    return spec
+
+
+def _described(spec: wire.Spec, without: Sequence[int]) -> str:
+    text, problems = wire.spec_text(spec)
+    if problems:
+        raise_all(
+            f"broadcast: {listed(without)} gave None, which stands for any tree of dicts, lists "
+            "and tuples; on them, pass a tree of the same structure (jax.ShapeDtypeStructs may "
+            "stand for arrays)",
+            problems,
+        )
+    return text
+
+
 def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
     """Return the one process that supplied values; the same on all processes."""
-    sources = [process for process, brought in answers.items() if brought]
+    sources = [p for p, brought in answers.items() if len(brought) > wire.DIGEST_BYTES]
     if len(sources) == 1:
         return sources[0]
     others = [process for process in answers if process not in sources]

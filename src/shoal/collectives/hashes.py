@@ -8,8 +8,7 @@ detects accidents, not forgery.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from shoal.hashing import content_digest, quick_digest
 from shoal.plan.shards import Box, boxes
 from shoal.runtime.rules.first_difference import ItemsInOrder
 from shoal.runtime.system.local_devices import num_cores
+from shoal.runtime.system.threads import in_threads
 
 _BLOCK_BYTES = 4 << 20
 _THREADS = 4  # enough to nearly saturate memory bandwidth
@@ -156,29 +156,25 @@ def items_of(leaf: LeafSpec, value: Any) -> ItemsInOrder:
     return WholeValue(value, bytes(buffer_of(leaf, value)))
 
 
-def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> bytes:
-    """Return a 16-byte digest of the bits."""
+def digest_of(items: ItemsInOrder) -> bytes:
+    """Return a 16-byte digest of the bits; a few threads share the work."""
     if not isinstance(items, FlatItems):
         return _joined([items.digest(0, len(items)), b"%d" % len(items)])
     step = max(1, _BLOCK_BYTES // max(1, items.dtype.itemsize))
     starts = range(0, len(items), step)
+    found: dict[int, bytes] = {}
 
-    def block(start: int) -> bytes:
-        return content_digest(items.read(start, start + step).data)
+    def blocks(share: Iterator[int]) -> None:
+        for start in share:
+            found[start] = content_digest(items.read(start, start + step).data)
 
-    if pool is not None and len(starts) > 1:
-        return _joined(pool.map(block, starts))
-    return _joined(map(block, starts))
+    in_threads(blocks, starts, min(_THREADS, num_cores()))
+    return _joined(found[start] for start in starts)
 
 
 def digest_of_all(digests: Sequence[bytes]) -> bytes:
     """Return the digest of a list of digests."""
     return _joined(digests)
-
-
-def hashing_pool() -> ThreadPoolExecutor:
-    """Return a thread pool for `digest_of`; threads start on demand."""
-    return ThreadPoolExecutor(min(_THREADS, num_cores()), "shoal-hash")
 
 
 def _joined(digests: Any) -> bytes:

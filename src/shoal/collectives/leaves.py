@@ -53,8 +53,8 @@ class LeafSpec(NamedTuple):
         if self.dtype is None or self.kind in _PLAIN_BYTES:
             return f"{self.path}: {self.kind}"
         if self.kind == "scalar":
-            return f"{self.path}: np.{_name(self.dtype)}"
-        name = _name(self.dtype) if self.impl is None else f"key<{self.impl}>"
+            return f"{self.path}: np.{dtype_name(self.dtype)}"
+        name = dtype_name(self.dtype) if self.impl is None else f"key<{self.impl}>"
         sizes = ("*" if size == ANY else str(size) for size in self.shape)
         return f"{self.path}: {name}[{','.join(sizes)}]{self.note}"
 
@@ -207,7 +207,8 @@ def _of_numpy(path: str, value: Any) -> LeafSpec | str:
 
 
 @lru_cache(maxsize=64)
-def _name(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype, of which `np.dtype` makes it again."""
     # Slow: NumPy builds the name on every access. That of text counts bits: str96 is U3.
     return dtype.str[1:] if dtype.kind in "SU" else dtype.name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +16,6 @@ from shoal.collectives.hashes import (
     FlatItems,
     digest_of,
     digest_of_all,
-    hashing_pool,
     items_of,
 )
 from shoal.collectives.leaves import LeafSpec, words_of
@@ -97,15 +95,15 @@ def assert_same(
     deadline = deadline_of("assert_same", name, timeout_s, lane)
     group = group_in(coordinator, "assert_same", processes)
     spec, values = flatten(tree, "assert_same")
-    with jax.transfer_guard("allow"), hashing_pool() as pool:
-        placed = parts_of(spec.leaves, values, "assert_same", pool)
+    with jax.transfer_guard("allow"):
+        placed = parts_of(spec.leaves, values, "assert_same")
         where = [leaf.line for leaf in placed if leaf.line]
         words = next((leaf.words for leaf in placed if leaf.words), "")
         parts = [part for leaf in placed for part in leaf.parts]
         here = jax.process_index() if where else coordinator.process
         is_alone = group.count == 1
         compared = [] if is_alone else _compared(parts, coordinator.num_processes)
-        mine = _hashed(compared, here, pool)
+        mine = _hashed(compared, here)
         brought: dict[str, Any] = {}
         brought["digests"] = [digest_of_all(one.digests).hex() for one in mine if one.digests]
         brought |= {"words": words} if words else {}
@@ -149,11 +147,11 @@ def _compared(parts: Sequence[SharedPart], num_processes: int) -> list[_Shared]:
     return sorted(shared.values(), key=lambda one: (one.holders is not None, one.holders or ()))
 
 
-def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> list[_Shared]:
+def _hashed(shared: Sequence[_Shared], here: int) -> list[_Shared]:
     """Hash the parts that this process holds, one at a time, so that few are in memory at once."""
 
     def digests(parts: Sequence[SharedPart]) -> tuple[bytes, ...]:
-        return tuple(digest_of(part.open(), pool) for part in parts if part.open is not None)
+        return tuple(digest_of(part.open()) for part in parts if part.open is not None)
 
     return [one._replace(digests=digests(one.parts)) if one.has(here) else one for one in shared]
 
@@ -265,9 +263,7 @@ class Compared(NamedTuple):
     words: str  # difference between replicas of this process, or empty
 
 
-def parts_of(
-    leaves: Sequence[LeafSpec], values: Sequence[Any], operation: str, pool: ThreadPoolExecutor
-) -> list[Compared]:
+def parts_of(leaves: Sequence[LeafSpec], values: Sequence[Any], operation: str) -> list[Compared]:
     """Return the parts of each leaf, in the same order on all processes.
 
     Raises:
@@ -279,10 +275,10 @@ def parts_of(
         if isinstance(value, jax.ShapeDtypeStruct)
     ]
     raise_all(operation, problems)
-    return [_placed(leaf, value, pool) for leaf, value in zip(leaves, values, strict=True)]
+    return [_placed(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
 
 
-def _placed(leaf: LeafSpec, value: Any, pool: ThreadPoolExecutor) -> Compared:
+def _placed(leaf: LeafSpec, value: Any) -> Compared:
     dtype = leaf.dtype
     if dtype is None:
         return Compared("", [SharedPart(leaf, None, None, lambda: items_of(leaf, value))], "")
@@ -291,7 +287,7 @@ def _placed(leaf: LeafSpec, value: Any, pool: ThreadPoolExecutor) -> Compared:
         whole = FlatItems(host.shape, dtype, [((0,) * host.ndim, host)])
         return Compared("", [SharedPart(leaf, None, None, lambda: whole)], "")
     shards = [_Shard(_box(one.index, leaf), one) for one in value.addressable_shards]
-    difference = _local_difference(leaf, shards, pool)
+    difference = _local_difference(leaf, shards)
     here = {shard.box: shard for shard in shards}
     if value.is_fully_addressable:
         return Compared("", [SharedPart(leaf, None, None, lambda: _whole(leaf, here))], difference)
@@ -326,13 +322,13 @@ def _whole(leaf: LeafSpec, here: Mapping[Box, _Shard]) -> FlatItems:
     return FlatItems((*leaf.shape, *leaf.words), dtype, pieces)
 
 
-def _local_difference(leaf: LeafSpec, shards: Sequence[_Shard], pool: ThreadPoolExecutor) -> str:
+def _local_difference(leaf: LeafSpec, shards: Sequence[_Shard]) -> str:
     """Compare the replicas on this process's devices; return the first difference."""
     if len({shard.box for shard in shards}) == len(shards):
         return ""
     firsts: dict[Box, tuple[_Shard, bytes]] = {}
     for shard in shards:
-        digest = digest_of(shard.read(), pool)
+        digest = digest_of(shard.read())
         other, expected = firsts.setdefault(shard.box, (shard, digest))
         if digest != expected:
             index = _first_item(other.read(), shard.read())

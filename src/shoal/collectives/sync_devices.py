@@ -82,7 +82,7 @@ def sync_devices(
       UsageError: on the caller: an argument is wrong, this process has no device in the mesh. The
         others get PeerFailedError.
 
-    >>> from shoal.arrays.make_mesh import make_mesh
+    >>> from shoal import make_mesh
     >>> sync_devices(make_mesh({"x": -1}), name="before the timer starts")
     """
     name = "sync_devices" if name is None else name

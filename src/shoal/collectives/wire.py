@@ -5,11 +5,13 @@
     data = one number (u64, little-endian) for each leaf whose length only its holder knows
            | the leaves' bits, in order, each aligned to its item size
 
-`Spec.lines` lists what must be equal on all processes (the tree, shapes, dtypes).
+`Spec.lines` lists what must be equal on all processes (the tree, shapes, dtypes). A process without
+a tree of its own rebuilds that of another one from `spec_text`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +19,17 @@ import jax
 import numpy as np
 
 from shoal.arrays.host.tree_words import nodes_text
-from shoal.collectives.leaves import Array, Buffer, LeafSpec, buffer_of, leaf_of, value_of
-from shoal.errors import ShoalError, UsageError, raise_all
+from shoal.collectives.leaves import (
+    Array,
+    Buffer,
+    LeafSpec,
+    buffer_of,
+    dtype_name,
+    leaf_of,
+    value_of,
+)
+from shoal.errors import ShoalError, UsageError, raise_all, with_article
+from shoal.hashing import call_digest
 
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
@@ -26,6 +37,8 @@ _SENT_BYTES = 64 << 20  # by the meeting place, to all processes together
 NO_MORE = "no more leaves"  # opposite the first extra leaf of another process
 _VALUES: type = type({}.values())
 _LINE = 200  # characters per line of a tree's text
+DIGEST_BYTES = 16
+_KEYS = (str, int, bool, float)  # types of a dict's keys that JSON keeps, in a list
 
 
 class Spec(NamedTuple):
@@ -41,6 +54,11 @@ class Spec(NamedTuple):
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)
         return (*leaves, NO_MORE, *(f"tree: {part}" for part in nodes))
+
+    @property
+    def digest(self) -> bytes:
+        """DIGEST_BYTES of the lines."""
+        return call_digest("\n".join(self.lines).encode(errors="surrogatepass"))
 
 
 def spec_of(tree: Any, operation: str = "the values") -> Spec:
@@ -62,6 +80,77 @@ def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
     raise_all(operation, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)
     return spec, [value for _, value in found]
+
+
+def spec_text(spec: Spec) -> tuple[str, list[str]]:
+    """Return a tree's description as JSON, and which of its nodes and keys it cannot describe.
+
+    >>> spec = spec_of({"w": np.zeros(3, np.float32), "n": (1, None)})
+    >>> spec_from(spec_text(spec)[0]) == spec
+    True
+    """
+    problems: list[str] = []
+    leaves = [
+        [leaf.kind, leaf.dtype and dtype_name(leaf.dtype), leaf.shape, leaf.words, leaf.impl]
+        for leaf in spec.leaves
+    ]
+    problems += [
+        f"{leaf.path}: its keys are of {leaf.impl}"
+        for leaf in spec.leaves
+        if not isinstance(leaf.impl, str | None)
+    ]
+    nodes = jax.tree.unflatten(spec.treedef, range(len(leaves)))
+    return json.dumps([_nodes_out(nodes, "", problems), leaves], default=str), problems
+
+
+def spec_from(text: str | bytes) -> Spec:
+    """Return the description that `spec_text` gave."""
+    nodes, rows = json.loads(text)
+    found, treedef = jax.tree_util.tree_flatten_with_path(_nodes_in(nodes))
+    leaves = [
+        LeafSpec(
+            jax.tree_util.keystr(path) or "the value",
+            kind,
+            None if dtype is None else np.dtype(dtype),
+            tuple(shape),
+            tuple(words),
+            impl,
+        )
+        for (path, number) in found
+        for kind, dtype, shape, words, impl in [rows[number]]
+    ]
+    return Spec(tuple(leaves), treedef)
+
+
+def _nodes_out(node: Any, path: str, problems: list[str]) -> Any:
+    """Return nodes as lists that begin with their kind; a leaf is its number."""
+    if type(node) is int:
+        return node
+    if type(node) is dict:
+        keys = [*node]
+        problems += [
+            f"{path}[{key!r}]: the key is {with_article(type(key).__name__)}"
+            for key in keys
+            if type(key) not in _KEYS
+        ]
+        children = [_nodes_out(node[key], f"{path}[{key!r}]", problems) for key in keys]
+        return ["dict", keys, children]
+    if type(node) in (list, tuple):
+        children = [_nodes_out(one, f"{path}[{n}]", problems) for n, one in enumerate(node)]
+        return [type(node).__name__, children]
+    problems.append(f"{path or 'the value'}: is {with_article(type(node).__name__)}")
+    return None
+
+
+def _nodes_in(node: Any) -> Any:
+    """Return the nodes of lists of `_nodes_out`."""
+    if isinstance(node, int):
+        return node
+    kind, *keys, children = node
+    values = [_nodes_in(child) for child in children]
+    if kind == "dict":
+        return dict(zip(keys[0], values, strict=True))
+    return tuple(values) if kind == "tuple" else values
 
 
 def pack_tree(spec: Spec, values: Sequence[Any], operation: str) -> tuple[list[Buffer], int]:

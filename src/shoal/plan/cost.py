@@ -86,9 +86,8 @@ def cost(
         speed.
 
     Example:
-      >>> from shoal.plan.placement import place
-      >>> from shoal.plan.topology import parse
-      >>> torus = parse("v5e:16x16")
+      >>> from shoal.planning import place, topology
+      >>> torus = topology.parse("v5e:16x16")
       >>> mesh = place(torus, {"data": 16, "model": 16})
       >>> found = cost(torus, mesh, "all_gather", "model", 1 << 20)
       >>> found.steps, found.link_bytes, found.link

@@ -57,7 +57,7 @@ def tile_assignment(layout: Layout) -> IntArray:
       ids [shards of each split dim in order …, sizes of the remaining axes in mesh order …].
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> tile_assignment(Layout(Mesh({"x": 2, "y": 2}), "y", None))
       array([[0, 2],
              [1, 3]])
@@ -84,7 +84,7 @@ def sharding_type(layout: Layout, requested: bool = False) -> ShardingType:
         looks at the number of axes and not at their sizes).
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> layout = Layout(Mesh({"x": 4, "y": 1}), "x", None)
       >>> sharding_type(layout).name, sharding_type(layout, requested=True).name
       ('TILED', 'PARTIAL')
@@ -120,7 +120,7 @@ def replication_groups(layout: Layout) -> IntArray:
       `sharding_type(layout, requested=True)` is PARTIAL: no other type has groups.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> replication_groups(Layout(Mesh({"x": 2, "y": 2}), "y"))
       array([[0, 2],
              [1, 3]])
@@ -145,7 +145,7 @@ def group_assignment(layout: Layout) -> IntArray:
       `sharding_type(layout, requested=True)` is PARTIAL.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> group_assignment(Layout(Mesh({"x": 2, "y": 2}), None, "y"))
       array([[0, 1]])
     """
@@ -172,7 +172,7 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
         which HLO cannot express.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> layout = Layout(Mesh({"x": 4, "y": 2}), "y", "x")
       >>> hlo_text(layout), hlo_text(layout, version=2)
       ('{devices=[2,4]0,2,4,6,1,3,5,7}', '{devices=[2,4]<=[4,2]T(1,0)}')

@@ -11,6 +11,7 @@ from shoal.arguments import as_integer, check_kind, integer
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan.mesh import Mesh, mesh_of
+from shoal.plan.notation import mesh_text
 from shoal.plan.notation.words import Words, quote
 
 Dim = None | str | tuple[str, ...]
@@ -208,7 +209,7 @@ class Layout:
         dims = _read_dims(words)
         partial = _read_partial(words) if words.skip("|") else {}
         words.expect("@")
-        mesh = Mesh.read(words)
+        mesh = Mesh(**mesh_text.read_mesh(words))
         words.end()
         return cls(mesh, *dims, partial=partial)
 

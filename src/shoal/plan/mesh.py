@@ -339,14 +339,9 @@ class Mesh:
           UsageError: the text is malformed (says where), or describes an invalid mesh.
         """
         words = Words(text, "Mesh")
-        mesh = cls.read(words)
+        mesh = cls(**mesh_text.read_mesh(words))
         words.end()
         return mesh
-
-    @classmethod
-    def read(cls, words: Words) -> Mesh:
-        """Read a mesh out of a longer text form. Local."""
-        return cls(**mesh_text.read_mesh(words))
 
     def __repr__(self) -> str:
         return mesh_text.show_mesh(
@@ -372,8 +367,8 @@ class Mesh:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"a planned Mesh names devices by id and has no {name!r}: where JAX wants its own "
-            "Mesh, pass shoal.jax_mesh(mesh); for a NamedSharding, write "
-            "shoal.named_sharding(layout)"
+            "Mesh, pass that of shoal.make_mesh, or shoal.jax_mesh(mesh); for a NamedSharding, "
+            "write shoal.named_sharding(layout)"
         )
 
     def __setattr__(self, field: str, value: object) -> None:

@@ -82,8 +82,8 @@ def place(
       UsageError: the sizes do not fit; names the nearest that do.
 
     Example:
-      >>> from shoal.plan.topology import parse
-      >>> mesh = place(parse("v5e:2x4"), {"data": 8})
+      >>> from shoal.planning import topology
+      >>> mesh = place(topology.parse("v5e:2x4"), {"data": 8})
       >>> mesh.device_ids.tolist()  # each is a neighbor of the next, and the last of the first
       [0, 2, 4, 6, 7, 5, 3, 1]
     """
@@ -326,7 +326,7 @@ def hops_of(topology: Topology, mesh: Mesh) -> dict[str, Hops]:
     Args:
       topology: has the devices of the mesh, at least.
 
-    >>> from shoal.plan.placement import place
+    >>> from shoal.planning import place
     >>> from shoal.plan.topology import parse
     >>> slices = parse("v5e:2x4 x 2 slices")
     >>> hops_of(slices, place(slices, {"data": 2, "model": 8}))["model"]

@@ -43,7 +43,7 @@ class RowHolders(NamedTuple):
 def row_holders(layout: Layout, dim: int = 0) -> RowHolders:
     """Return which processes hold which shards of a dim.
 
-    >>> from shoal.plan.mesh import Mesh
+    >>> from shoal import Mesh
     >>> row_holders(Layout(Mesh({"x": 2, "y": 2}, processes=[0, 0, 1, 1]), "y")).holders
     ((0, 1), (0, 1))
 

@@ -55,7 +55,7 @@ def region(
       UsageError: the mesh has no such device, or the shape does not fit the layout.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> region(Layout(Mesh({"x": 4, "y": 2}), "x", None), (7, 3), device_id=6)
       (slice(6, 7, None), slice(0, 3, None))
     """
@@ -92,7 +92,7 @@ def replica_index(
       UsageError: the mesh has no such device, or the shape does not fit the layout.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> replica_index(Layout(Mesh({"x": 4, "y": 2}), "x"), (8,), device_id=5)
       1
     """
@@ -149,7 +149,7 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
       UsageError: the shape does not fit the layout, or the layout is partial.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> held = owners(Layout(Mesh({"x": 2, "y": 2}, processes=[0, 0, 1, 1]), "y"), (4,))
       >>> held.start.ravel(), held.box, held.replica, held.writer
       (array([0, 2, 0, 2]), array([0, 1, 0, 1]), array([0, 0, 1, 1]), array([0, 1]))

@@ -44,7 +44,7 @@ class JobStatus(NamedTuple):
         job that synchronizes in each step, all step times are equal. A wait inside a collective of
         JAX is not visible and counts as compute time.
 
-        >>> from shoal.runtime.rules.point import Member
+        >>> from shoal.types import Member
         >>> times_s = [1.0, 4.0, 2.0]
         >>> status = JobStatus(tuple(Member(p, "h", "here", "", step_s=t)
         ...                         for p, t in enumerate(times_s)))

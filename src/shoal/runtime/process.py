@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal import settings
-from shoal.arguments import check_flags, not_texts
+from shoal.arguments import check_flags, not_texts, seconds, shown
 from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, raise_all
 from shoal.runtime.client.interface import Coordinator
@@ -24,7 +24,7 @@ from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.exit.idle import StallWatch, watch_alone
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices import Sources
-from shoal.runtime.rules.deadline import left_of
+from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stalls import idle_header
 from shoal.runtime.rules.stopping import ReceivedNotice
@@ -38,6 +38,8 @@ from shoal.runtime.startup.options import (
     device_ids,
     given_token,
     host_devices,
+    mutual_tls,
+    partition_index,
     virtual_devices,
     whole,
 )
@@ -62,7 +64,7 @@ class Registered(NamedTuple):
 class Meshes:
     """The meshes that `make_mesh` returned in this process, oldest first. Thread-safe.
 
-    >>> from shoal.plan.mesh import Mesh
+    >>> from shoal import Mesh
     >>> meshes = Meshes()
     >>> one, other = (meshes.register(Mesh({"x": 4}, kind="tpu")) for _ in range(2))
     >>> one is other, one.host.kind, len(meshes.all())
@@ -112,11 +114,11 @@ _LOG = logging.getLogger("shoal")
 
 @collective()
 def initialize(
-    *,
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
     local_device_ids: int | Sequence[int] | None = None,
+    *,
     coordinator_bind_address: str | None = None,
     timeout_s: float | None = None,
     virtual_devices: int | None = None,
@@ -124,17 +126,28 @@ def initialize(
     hooks: bool = True,
     strict_dtypes: bool | None = None,
     token: str | None = None,
+    cluster_detection_method: str | None = None,
+    initialization_timeout: float | None = None,
+    shutdown_timeout_seconds: float | None = None,
+    heartbeat_timeout_seconds: float | None = None,
+    partition_index: int | None = None,
+    mtls_cert_file: str | None = None,
+    mtls_key_file: str | None = None,
+    mtls_ca_file: str | None = None,
+    mtls_peer_uri_prefix: str | None = None,
+    verify_secure_credentials: bool | None = None,
 ) -> None:
     """Join the job: connect its processes, and let JAX see the devices of all of them.
 
     Collective over all processes.
 
-    Call it before the first use of JAX's devices. A repeated call does nothing if its arguments are
-    equivalent or not given (a notebook cell that is run again, a library). Arguments not given come
-    from `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or
-    Kubernetes, in this order (docs/starting.md); without any of these the job has one process. PMIx
-    alone (`prterun`) gives no count: pass the arguments there. It either returns on all living
-    processes or raises on all, and never aborts a process.
+    Call it before the first use of JAX's devices. It accepts the arguments of
+    `jax.distributed.initialize`, the first four also by position. A repeated call does nothing if
+    its arguments are equivalent or not given (a notebook cell that is run again, a library).
+    Arguments not given come from `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a
+    Slurm step, a TPU slice or Kubernetes, in this order (docs/starting.md); without any of these
+    the job has one process. PMIx alone (`prterun`) gives no count: pass the arguments there. It
+    either returns on all living processes or raises on all, and never aborts a process.
 
     Under `shoal run` the services of the job are already running; otherwise process 0 starts them
     as separate processes, which end with the job. If the program has called
@@ -166,6 +179,24 @@ def initialize(
       token: the job's secret, equal on all processes. None: from SHOAL_TOKEN, the launcher or the
         rendezvous, or else derived from your token file (docs/starting.md). Under `shoal run` the
         launcher's token is used.
+      cluster_detection_method: the launcher whose variables give the number of processes and the
+        index, if the arguments do not: a name from docs/starting.md, such as "torchrun" or "Slurm
+        step", or JAX's name for it. "deactivate": none of them. None: the innermost one.
+      initialization_timeout: JAX's name for `timeout_s`; pass one of them.
+      shutdown_timeout_seconds: time limit of `shutdown`, if its `timeout_s` is not given; None:
+        SHOAL_TIMEOUT_S (600).
+      heartbeat_timeout_seconds: has no effect, as process 0 logs: SHOAL_LOST_AFTER_S determines
+        when a process is lost.
+      partition_index: the partition of this process's devices (a TPU slice), on all processes or
+        on none; None: JAX_PARTITION_INDEX, else as JAX finds it.
+      mtls_cert_file: this process's certificates, for mutual TLS of JAX's coordination service,
+        which JAX 0.12 has. It sets the option of `jax.config` that `jax.distributed.initialize`
+        reads, as the next four do; None: the option stays as it is.
+      mtls_key_file: the private key of `mtls_cert_file`.
+      mtls_ca_file: the certificates that verify those of the peers.
+      mtls_peer_uri_prefix: with which a URI of a peer's certificate must begin, in place of the
+        name of its host; without it, the loss of the service's host ends all processes.
+      verify_secure_credentials: True: refuse to start without mutual TLS.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
@@ -190,6 +221,13 @@ def initialize(
         virtual_devices,
         host_devices,
         token,
+        cluster_detection_method,
+        partition_index,
+        mtls_cert_file,
+        mtls_key_file,
+        mtls_ca_file,
+        mtls_peer_uri_prefix,
+        verify_secure_credentials,
     )
     if _RECORD.guard is None and _RECORD.joined is None and hooks is not False:
         # First: the program ends with the code of what is refused below.
@@ -197,7 +235,7 @@ def initialize(
         _RECORD.guard.hook()
     _check_hooks(hooks)
     settings.check_all()
-    deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
+    limits = TimeLimits.of(timeout_s, initialization_timeout, shutdown_timeout_seconds)
     hang_timeout = HangTimeout.of_settings()
     if strict_dtypes is not None:
         _set_strict_dtypes(strict_dtypes)
@@ -205,7 +243,49 @@ def initialize(
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
-    _enter(arguments, deadline, _RECORD.guard, hang_timeout)
+    _enter(arguments, limits, _RECORD.guard, hang_timeout)
+    if heartbeat_timeout_seconds is not None:
+        _LOG.log(
+            _level(process_index()),
+            "initialize(heartbeat_timeout_seconds=%s) has no effect: a process is lost after "
+            "SHOAL_LOST_AFTER_S (%g s)",
+            shown(heartbeat_timeout_seconds),
+            settings.seconds("SHOAL_LOST_AFTER_S"),
+        )
+
+
+class TimeLimits(NamedTuple):
+    """The time limits that `initialize` was given."""
+
+    joining: float  # deadline, on the monotonic clock
+    leaving_s: float | None  # of `shutdown`
+
+    @classmethod
+    def of(cls, timeout_s: object, initialization_timeout: object, leaving_s: object) -> TimeLimits:
+        """Raises:
+        UsageError: one is not a positive number, or the first two are given.
+        """
+        problems: list[str] = []
+        if timeout_s is not None and initialization_timeout is not None:
+            problems.append(
+                f"timeout_s={shown(timeout_s)} and initialization_timeout="
+                f"{shown(initialization_timeout)} (JAX's name for it): pass one of them"
+            )
+        given = {
+            "timeout_s": timeout_s,
+            "initialization_timeout": initialization_timeout,
+            "shutdown_timeout_seconds": leaving_s,
+        }
+        found = {n: seconds(n, value, problems) for n, value in given.items() if value is not None}
+        raise_all("initialize", problems)
+        leaving = found.pop("shutdown_timeout_seconds", None)
+        joining = next(iter(found.values()), settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"))
+        return cls(ends_at(joining), leaving)
+
+
+def _level(process: int) -> int:
+    """Return the level of a line that most likely all processes have: a warning on one of them."""
+    return logging.INFO if process else logging.WARNING
 
 
 def _check_hooks(hooks: bool) -> None:
@@ -231,25 +311,26 @@ def has_strict_dtypes() -> bool:
 
 
 def _enter(
-    arguments: Arguments, deadline: float, guard: ExitGuard | None, hang_timeout: HangTimeout
+    arguments: Arguments, limits: TimeLimits, guard: ExitGuard | None, hang_timeout: HangTimeout
 ) -> None:
     lines = [jax_runtime.check_version()]  # first: what follows uses JAX's private names
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
     not_joined.refuse_child(cluster)
     has_left = _RECORD.left is not None and _RECORD.left.num_processes > 1
     membership.check_in_time(cluster, is_attached=is_attached, has_left=has_left)
+    jax_runtime.use_mutual_tls(cluster.mutual_tls)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
         lines.append(jax_runtime.configure_devices(*wishes))
-    for line in filter(None, lines):  # on one process: the others most likely have the same lines
-        _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", line)
+    for line in filter(None, lines):
+        _LOG.log(_level(cluster.process), "%s", line)
     _RECORD.attempts += 1
     if guard is not None:
         guard.begin_joining(cluster.process, cluster.num_processes)  # a child is no member
     try:
         joined = membership.become_member(
             cluster,
-            deadline,
+            limits.joining,
             is_attached=is_attached,
             attempt=_RECORD.attempts,
             hooks=guard is not None,
@@ -258,7 +339,7 @@ def _enter(
         if guard is not None and membership.is_connecting():
             guard.skip_teardown()
         raise
-    _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite())
+    _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite(), limits.leaving_s)
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
     if guard is not None and cluster.num_processes > 1:
         guard.watch(
@@ -289,7 +370,8 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     process has left the job in any case, even if an exception is raised.
 
     Args:
-      timeout_s: time limit for all to arrive; None: SHOAL_TIMEOUT_S (600).
+      timeout_s: time limit for all to arrive; None: `initialize(shutdown_timeout_seconds=)`, else
+        SHOAL_TIMEOUT_S (600).
 
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError, DivergenceError: on all that arrived: the
@@ -300,7 +382,9 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
     if joined is None or _RECORD.pid != os.getpid():
         return
-    deadline = membership.deadline_of("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
+    if timeout_s is None and _RECORD.initialized is not None:
+        timeout_s = _RECORD.initialized.leaving_s
+    deadline = ends_at(settings.timeout("shutdown", timeout_s, "SHOAL_TIMEOUT_S"))
     try:
         membership.wait_for_saves(joined, deadline)
         if joined.num_processes > 1:
@@ -436,7 +520,7 @@ def meshes() -> tuple[Registered, ...]:
       listed once, no matter how often or in how many threads it was made; `shutdown` clears
       the list.
 
-    >>> from shoal.arrays.make_mesh import make_mesh
+    >>> from shoal import make_mesh
     >>> from shoal.plan.mesh import mesh_of
     >>> mesh = make_mesh({"shown": -1})
     >>> meshes()[-1].mesh == mesh_of("example", mesh), meshes()[-1].host.kind
@@ -524,6 +608,7 @@ _COMPARED = {
     "virtual_devices": "virtual_devices",
     "local_device_ids": "local_device_ids",
     "host_devices": "host_devices",
+    "partition_index": "partition_index",
 }
 _NUMBERS = ("process", "num_processes", "address")  # whose source is one: arguments or a launcher
 
@@ -535,6 +620,7 @@ class Initialized(NamedTuple):
     cluster: JobPlace  # the result of the arguments and the environment
     is_attached: bool
     site: str
+    leaving_s: float | None  # time limit of `shutdown`
 
     def check_same(self, arguments: Arguments) -> None:
         """Raise InitializeError if these arguments contradict those of the call that joined.
@@ -556,6 +642,12 @@ class Initialized(NamedTuple):
             f"{name}: {_shown(before)} before, {_shown(now[field])} now"
             for field, name in _COMPARED.items()
             if field in now and (before := getattr(self.cluster, field)) != now[field]
+        ]
+        in_effect = jax_runtime.certificates().keywords
+        differing += [
+            f"{name}: {_shown(before)} before, {value} now"
+            for name, value in mutual_tls(arguments, []).items()
+            if (before := in_effect.get(name)) != (value or None)
         ]
         if not differing:
             return
@@ -581,7 +673,9 @@ class Initialized(NamedTuple):
             "virtual_devices": virtual_devices(arguments, {}, problems),
             "local_device_ids": device_ids(arguments, {}, problems),
             "host_devices": host_devices(arguments, problems),
+            "partition_index": partition_index(arguments, {}, problems),
         }
+        mutual_tls(arguments, problems)  # checked; compared with what JAX has
         given_token(arguments, {}, problems)  # checked, but neither compared nor shown
         raise_all("initialize", problems)
         given: dict[str, object] = {

@@ -424,7 +424,7 @@ class StoreContract:
 
     # ---- as a program uses it
 
-    def test_a_tree_is_saved_and_comes_back(self, store: Store) -> None:
+    def test_a_tree_is_saved_and_comes_back(self, store: Any) -> None:
         one = LocalJob(1).coordinators[0]
         save.on(one, store, TREE, step=5)
         back = restore.on(one, store)
@@ -434,7 +434,7 @@ class StoreContract:
             save.on(one, store, TREE, step=5)
         assert checkpoint_info(store).leaves["w"].shape == (50, 100)
 
-    def test_a_run_keeps_its_newest_steps_and_goes_on(self, root: Store) -> None:
+    def test_a_run_keeps_its_newest_steps_and_goes_on(self, root: Any) -> None:
         one = LocalJob(1).coordinators[0]
         with Checkpoints(root, keep=2, coordinator=one) as ckpts:
             assert ckpts.resume(None, TREE)[1] == 0

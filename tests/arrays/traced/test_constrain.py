@@ -354,6 +354,26 @@ def test_outside_jit_the_mesh_of_jax_set_mesh_does_not_matter(to):
                 assert layout_of(made) == rows
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("axes", [AXES, {"q": 8}], ids=["same axes", "other axes"])
+def test_auto_axes_inside_jit_where_all_are_explicit(axes, gradient):
+    def pinned(x):
+        return constrain({"w": x * 2}, Layout(AUTO, "data", None), gradient=gradient)["w"]
+
+    value = np.ones((8, 4), np.float32)
+    with jax.set_mesh(jax_mesh(Mesh(axes, axis_types="explicit"))):
+        for program in (jax.jit(pinned), jax.jit(jax.grad(lambda x: pinned(x).sum()))):
+            with pytest.raises(
+                UsageError, match=r"\['w'\]: Layout\(data, - @ .* has Auto axes"
+            ) as c:
+                program(value)
+            words = ", ".join(f"{axis}={size}" for axis, size in axes.items())
+            assert f"and here (jax.set_mesh) the axes {words} are Explicit" in str(c.value)
+            assert "make its mesh with axis_types='explicit', or set an Auto one" in str(c.value)
+        same = jax.jit(lambda x: constrain(x * 2, Layout(AUTO, None, None)))(value)
+        np.testing.assert_array_equal(same, value * 2)  # it is what the type says
+
+
 def test_pending_sums_are_for_explicit_axes_inside_jit():
     pending, whole = Layout(EXPLICIT, None, partial={"data": "sum"}), Layout(EXPLICIT, None)
     value = np.arange(4, dtype=np.float32)

@@ -78,6 +78,29 @@ def test_large_arrays_come_back_on_another_mesh(server, bucket):
         save.on(one(), place, tree)
 
 
+def test_the_path_of_a_step_keeps_the_options(server, bucket, env):
+    tree = {"w": np.arange(5), "n": 3}
+    http = {"client_options": {"allow_http": True}, **servers.options(server)}
+    own = S3Store(bucket.removeprefix("s3://"), prefix="team", **http)
+    for run in (
+        Bucket(f"{bucket}/run", **servers.options(server)),
+        Bucket(f"{bucket}/alone", single_writer=True, **servers.options(server)),
+        Bucket(f"{bucket}/run", store=own),
+    ):
+        with shoal.Checkpoints(run, coordinator=one()) as ckpts:
+            ckpts.save(7, tree)
+            ckpts.wait()
+            place = ckpts.path_of(7)
+        assert str(place) == f"{run}/step_000000000007"
+        assert shoal.restore(place)["w"].tolist() == [0, 1, 2, 3, 4]
+        assert shoal.checkpoint_info(place).step == 7
+        assert shoal.plan_restore(place).needed_bytes == 40
+        assert store_at(place, "")._access.is_single_writer == ("alone" in run.url)
+    command = [sys.executable, "-m", "shoal", "ckpt", "show", str(place)]
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert "step: 7\n" in shown.stdout, shown.stderr
+
+
 def test_the_parts_of_an_upload_may_come_in_any_order(server, bucket):
     store = store_at(Bucket(f"{bucket}/run", **servers.options(server)), "")
     data = np.random.default_rng(1).bytes(21 << 20)

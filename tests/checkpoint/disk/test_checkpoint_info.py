@@ -100,7 +100,7 @@ def test_a_target_made_of_it(path):
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if leaf.kind == "array" else leaf.value
         for name, leaf in shoal.checkpoint_info(path).leaves.items()
     }
-    target |= {"key": 0, "own": 0}  # any other value comes back as saved; None stays None
+    target |= {"key": "stored", "own": 0}  # what is no array comes back as saved; None stays None
     back = shoal.restore(path, target)
     assert back["w"].shape == (8, 4)
     assert type(back["own"]) is shoal.PerProcess

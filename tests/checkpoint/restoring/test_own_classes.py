@@ -266,7 +266,7 @@ def test_arrays_that_are_one_object_are_no_swap(tmp_path, alone):
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         assert ckpts.resume(target, {"a": one, "b": one})[1] == 0
         with pytest.raises(RestoreMismatchError, match="would be in the order y, x"):
-            ckpts.resume(MyOrdered(y=0, x=0), MyOrdered(x=one, y=one), dtype="any")
+            ckpts.resume(MyOrdered(y=one, x=one), MyOrdered(x=one, y=one))
 
 
 @pytest.mark.parametrize("options", [{"mode": "fast"}, {"max_host_bytes": 5}, {"merge": "first"}])

@@ -97,5 +97,5 @@ def test_a_mesh_that_a_file_names_takes_no_memory(path, monkeypatch):
 
 def test_a_spec_of_more_dims_than_the_leaf_has(path):
     place = NamedSharding(jax_mesh(MESH), PartitionSpec("x", None, "y"))
-    with pytest.raises(RestoreMismatchError, match=r"params/w: .* does not fit"):
+    with pytest.raises(RestoreMismatchError, match=r"params/w: P\(.*\) has 3 entries for 1 dims"):
         restore(path, {"params": {"w": place}}, only="params/w")

@@ -161,11 +161,11 @@ def test_when_nobody_reads_any_more_the_job_ends(launch):
     assert launch.leaves_nobody()
 
 
-def show_on_terminal(launch, **env):
+def show_on_terminal(launch, script="print('\\033[31mred')", **env):
     """Return what a terminal gets from a launch of two processes, and the exit code."""
     launch.env |= env
     ours, theirs = pty.openpty()
-    launch.start("-n", "2", script="print('\\033[31mred')", stdout=theirs, stderr=theirs)
+    launch.start("-n", "2", script=script, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = read_to_end(ours)
     return sorted(shown.decode().split("\r\n")), launch.popen.wait(timeout=60)
@@ -210,3 +210,39 @@ def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
     assert finished.code == 0, finished
     assert not (launch.folder / "logs/job.json").exists()
     assert (launch.folder / "logs/p0001.log").exists()
+
+
+LOGS = """
+    import os, sys, threading
+    import shoal
+    shoal.log("before")
+    print("torn?", end="", file=sys.stderr, flush=True)
+    shoal.initialize(virtual_devices=1)
+    me = shoal.process_index()
+    threads = [
+        threading.Thread(target=lambda n=n: [shoal.log(str(n) * 300) for _ in range(50)])
+        for n in range(4)
+    ]
+    with shoal.step(3):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        shoal.barrier("all have said")
+    shoal.shutdown()
+    shoal.log("after")
+"""
+
+
+def test_lines_of_log_are_whole_and_of_process_0_in_a_pipe_and_on_a_terminal(launch):
+    said = ["before", "after", *(f"step 3: {str(n) * 300}" for n in range(4) for _ in [0] * 50)]
+    wanted = sorted(f"p0| {line}" for line in said)
+    finished = launch.run("-n", "2", script=LOGS)
+    assert finished.code == 0, finished
+    assert sorted(finished.lines) == wanted
+    shown, code = show_on_terminal(launch, LOGS, TERM="xterm", NO_COLOR="1")
+    assert code == 0
+    assert (
+        sorted(line for line in shown if line.startswith(("p0| step", "p0| a", "p0| b"))) == wanted
+    )
+    assert not any(line.startswith("p1| step") for line in shown)

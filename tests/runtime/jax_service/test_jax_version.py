@@ -79,7 +79,7 @@ def chain(node: ast.AST) -> list[str]:
     """Return `["state", "client"]` for `state.client`."""
     if isinstance(node, ast.Attribute):
         return [*chain(node.value), node.attr]
-    return [node.id] if isinstance(node, ast.Name) else []
+    return [node.id if isinstance(node, ast.Name) else ""]
 
 
 def used() -> set[str]:
@@ -90,15 +90,13 @@ def used() -> set[str]:
         "bridge": "jax._src.xla_bridge",
         "distributed": "jax._src.distributed",
         "state": "jax._src.distributed.global_state",
-        **{name: f"jax._src.{name}" for name in ("api", "clusters", "mesh", "xla_bridge")},
+        **{n: f"jax._src.{n}" for n in ("api", "clusters", "config", "mesh", "xla_bridge")},
     }
     assert set(re.findall(r"from jax\._src import (.+)", source)) <= {
         *modules, "api, distributed"
     }  # fmt: skip
     chains = (chain(node) for node in ast.walk(ast.parse(source)))
-    found = {
-        ".".join([modules[one[0]], *one[1:]]) for one in chains if one[0:1] and one[0] in modules
-    }
+    found = {".".join([modules[one[0]], *one[1:]]) for one in chains if one[0] in modules}
     lookup = r'getattr\(sys\.modules\.get\("(jax\._src[\w.]+)"\), "(\w+)"'
     return found | {f"{module}.{name}" for module, name in re.findall(lookup, source)}
 

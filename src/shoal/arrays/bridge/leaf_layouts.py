@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -66,12 +66,14 @@ def leaf_layouts(
     problems: list[str],
     *,
     none_clears: bool = False,
+    is_plan: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[Leaf], PyTreeDef]:
     """Pair every leaf of `tree` with its layout; append all problems to `problems`.
 
     Trailing dims may be left out, as in JAX. `None` splits nothing, or with `none_clears` is the
-    layout None. `devices` are those searched for the meshes' devices; None: those of this job.
+    layout None. With `is_plan` the devices need not exist; else `devices` are those searched for
+    the meshes'; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
     _pair(tree, layouts, (), pairs, problems)
@@ -83,7 +85,8 @@ def leaf_layouts(
             continue
         try:
             leaf = leaf_for(given, value, path)
-            sharding_of(leaf.layout, devices=devices)  # checks devices and expressibility
+            if not is_plan:
+                sharding_of(leaf.layout, devices=devices)  # checks devices and expressibility
             leaves.append(leaf)
         except UsageError as error:
             names.setdefault(str(error), []).append(path_text(path))
@@ -268,7 +271,8 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
     if isinstance(given, Format):
         given = sharding_in(given)
     if is_mesh(given):
-        return Leaf(name, value, Layout.replicated(mesh_of("Layout", given), rank))
+        whole = Layout.replicated(mesh_of("Layout", given), rank)
+        return Leaf(name, value, whole, PartitionSpec())
     if isinstance(given, Layout):
         layout = padded(given, rank)
         layout.check_shape(np.shape(value))
@@ -298,11 +302,22 @@ def dims_of(given: Any) -> tuple[Any, ...]:
 def whole_rows(layouts: Layouts) -> list[str]:
     """Report the meshes among layouts of rows, of which each process gives its own."""
     return [
-        f"{one!r} as a layout gives every device every row; pass "
-        "jax.NamedSharding(mesh, jax.P(axis)) with the axis of the rows"
+        f"{one!r} as a layout gives every device every row; pass NamedSharding(mesh, P(axis)) with "
+        "the axis of the rows, or P() for one value that all processes hold"
         for one in jax.tree.leaves(layouts, is_leaf=is_one_layout)
         if is_mesh(one)
     ]
+
+
+def meshes_in(layouts: Any) -> Iterator[Mesh]:
+    """Yield the meshes that layouts name."""
+    for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if isinstance(given, NamedSharding):
+            given = on_current_mesh(given)
+        if isinstance(given, Layout | NamedSharding):
+            yield mesh_of("Layout", given.mesh)
+        elif is_mesh(given):
+            yield mesh_of("Layout", given)
 
 
 def padded(layout: Layout, rank: int) -> Layout:

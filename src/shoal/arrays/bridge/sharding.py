@@ -45,8 +45,9 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
 
     Example:
       >>> import jax.numpy as jnp, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> shoal.layout_of(shoal.put(jnp.ones((8, 3)), shoal.Layout(mesh, "x", None))).dims
+      >>> shoal.layout_of(shoal.put(jnp.ones((8, 3)), NamedSharding(mesh, P("x")))).dims
       ('x', None)
     """
     if isinstance(x, NamedSharding):

@@ -32,7 +32,8 @@ def use_mesh(mesh: AnyMesh) -> Iterator[AnyMesh]:
     mesh until it enters one. Blocks nest; leaving one restores the previous mesh. Outside all of
     them the mesh of `jax.set_mesh`, else that of JAX's `with mesh:`, is the default.
 
-    It is a default for specs given to shoal and nothing else: JAX does not see it. Under
+    It is a default for specs given to shoal and nothing else: JAX does not see it, and
+    `jit(out_shardings=…)` takes `shoal.named_sharding(specs)` in this block. Under
     `jax.set_mesh`, which models with specs of their own may need (`nnx.with_partitioning`,
     Explicit axes), even `jnp.ones(3)` becomes a program of all the mesh's devices, which every
     process has to run.
@@ -77,7 +78,7 @@ def on_current_mesh(place: NamedSharding) -> NamedSharding:
         raise UsageError(
             f"is on an abstract mesh of axes {sizes}, as jax.eval_shape gives it, and the current "
             f"one is {mesh!r}: call this inside `with use_mesh(mesh):` or jax.set_mesh(mesh), or "
-            "pass a Layout"
+            "pass a NamedSharding on the mesh itself"
         )
     return NamedSharding(jax_mesh(mesh), place.spec, memory_kind=place.memory_kind)
 

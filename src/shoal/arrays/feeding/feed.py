@@ -98,8 +98,8 @@ def feed(
       source: an iterable of batches of local rows; or with `batch` arrays (one, or a tuple or dict
         of them, also memory-mapped), samples (an indexable object with a length), or a function of
         row numbers [n] that returns a tree of arrays of n rows.
-      layouts: one layout, or a prefix tree of them, as for `put`, but no function. All those
-        with dims split the rows in the same way.
+      layouts: one layout, or a prefix tree of them, as for `put`, but no function and no mesh. All
+        those with dims split the rows in the same way.
       batch: global batch size, for indexed sources.
       order: with `batch`, the row numbers in feeding order, equal on all processes: a permutation,
         or a range. None: all, in order.
@@ -126,9 +126,10 @@ def feed(
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": 1}, devices=[0])
       >>> images = np.arange(10, dtype=np.float32).reshape(5, 2)
-      >>> rows = shoal.Layout(mesh, "data", None)
+      >>> rows = NamedSharding(mesh, P("data"))
       >>> with shoal.feed(images, rows, batch=2) as batches:
       ...     print([float(batch.sum()) for batch in batches], batches.rows)
       [6.0, 22.0] 4
@@ -191,7 +192,8 @@ class Feed:
 
         Example:
           >>> import numpy as np, shoal
-          >>> rows = shoal.Layout(shoal.make_mesh({"data": 1}, devices=[0]), "data")
+          >>> from jax import NamedSharding, P
+          >>> rows = NamedSharding(shoal.make_mesh({"data": 1}, devices=[0]), P("data"))
           >>> labels = np.arange(6, dtype=np.int32)
           >>> with shoal.feed(labels, rows, batch=2) as batches:
           ...     _ = next(batches)

@@ -40,8 +40,8 @@ def local_rows(
     row is read by at least one process.
 
     Args:
-      layout: of an array of the batch: a NamedSharding or Layout; inside `use_mesh` also a
-        PartitionSpec, a tuple of axis names and None, or a name.
+      layout: of an array of the batch: a NamedSharding or Layout; with a mesh in force (see
+        `use_mesh`) also a PartitionSpec, a tuple of axis names and None, or a name.
       global_batch: global batch size: the size of `dim`.
       dim: the split dim, if not that of the rows, such as positions of long sequences; negative
         counts from the end.

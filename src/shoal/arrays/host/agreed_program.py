@@ -24,6 +24,7 @@ from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess
@@ -39,6 +40,7 @@ def agree_on_program(
     arrays: Mapping[str, jax.Array],
     *,
     options: Sequence[str] = (),
+    nodes: Sequence[str] = (),
     timeout_s: float | None = None,
 ) -> None:
     """Return once all processes that own devices of the leaves and arrays have made this call.
@@ -47,6 +49,7 @@ def agree_on_program(
       leaves: what the program takes, with the layouts that it is to have.
       arrays: the arrays among it, by path, whose present layouts must be equal.
       options: further lines that must be equal.
+      nodes: the line of the tree, shown where the leaves are equal.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
@@ -70,7 +73,7 @@ def agree_on_program(
             f"{operation} among {listed(owners)}",
             None,
             callsite(),
-            (*options, *_lines(leaves, arrays)),
+            (*options, *_lines(leaves, arrays), *nodes),
         ),
         timeout_s=timeout_s,
         group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
@@ -107,7 +110,7 @@ def concrete(value: object) -> jax.Array | None:
     except jax.errors.ConcretizationTypeError:
         return None
     # `grad` of a host value: JAX keeps it as it is until an operation needs it on a device
-    with own_programs():
+    with own_programs(), jax_runtime.explicit_transfers():
         array = primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
     return None if isinstance(array, jax.core.Tracer) else array  # `grad` inside `jit`
 

@@ -18,6 +18,7 @@ import numpy as np
 from shoal.arguments import SCALARS, no_fixed_bits
 from shoal.errors import DtypeWarning, UsageError, with_article
 from shoal.plain_forms import advice, array_form
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.process import has_strict_dtypes
 from shoal.runtime.system.callsite import Caller
@@ -170,7 +171,7 @@ def as_array(value: Any) -> jax.Array:
     """Return a host value that fits as a `jax.Array`, which shares no memory with it."""
     if isinstance(value, jax.Array):
         return value
-    with own_programs():
+    with own_programs(), jax_runtime.explicit_transfers():
         return jnp.asarray(np.array(device_form(as_numpy(value))))
 
 

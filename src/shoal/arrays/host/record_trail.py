@@ -35,6 +35,7 @@ def record_trail(
     *,
     lane: str | None,
     options: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
     values: bool = False,
 ) -> None:
     """Record a call made by all processes that own devices of the leaves' meshes.
@@ -45,12 +46,13 @@ def record_trail(
     Args:
       lane: the line of execution; None: that of this thread.
       options: further lines that must be equal.
+      nodes: the line of the tree, shown where the leaves are equal.
       values: must the leaves' values also be equal?
     """
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
-        digests = "\n".join(map(_digest, leaves)) if values else ""
-        entry = TrailEntry(operation, callsite(), (*options, *trail_lines(leaves)), digests)
+        digests = "\n".join([*map(_digest, leaves), *[""] * len(nodes)]) if values else ""
+        entry = TrailEntry(operation, callsite(), (*options, *trail_lines(leaves), *nodes), digests)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -60,6 +62,7 @@ def record_trail_of_parts(
     *,
     lane: str | None,
     options: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
     values: bool = False,
     site: str = "",
 ) -> None:
@@ -82,8 +85,8 @@ def record_trail_of_parts(
     digests = [
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
-    values_text = "\n".join(digests) if any(digests) else ""
-    entry = TrailEntry(operation, site, (*options, *trail_lines(leaves)), values_text)
+    values_text = "\n".join([*digests, *[""] * len(nodes)]) if any(digests) else ""
+    entry = TrailEntry(operation, site, (*options, *trail_lines(leaves), *nodes), values_text)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):

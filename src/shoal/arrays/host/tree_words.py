@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from jax.tree_util import treedef_is_leaf
+
 _ADDRESS = re.compile(r"at 0x[0-9a-fA-F]+")
 _SET = re.compile(r"\{([^{}:]*)\}")
+
+
+def tree_lines(treedef: Any) -> tuple[str, ...]:
+    """Return the line of a tree's nodes, with their static data; none for a leaf alone."""
+    return () if treedef_is_leaf(treedef) else (f"tree: {nodes_text(treedef)}",)
 
 
 def nodes_text(treedef: Any) -> str:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 
 from shoal.arrays.host.host_values import device_dtype, device_form
 from shoal.errors import UsageError
+from shoal.runtime.jax_service import jax_runtime
 
 HostArray = np.ndarray[Any, Any]
 
@@ -58,9 +59,10 @@ def upload_shards(value: HostArray, target: NamedSharding) -> jax.Array:
     if not boxes or (on_cpu and any(map(_is_large_and_shared, views.values()))):
         buffers = upload([views[_box(index)] for index in boxes.values()], [*boxes])
         return jax.make_array_from_single_device_arrays(value.shape, target, buffers, dtype=dtype)
-    return jax.make_array_from_callback(
-        value.shape, target, lambda index: views[_box(index)], dtype=dtype
-    )
+    with jax_runtime.explicit_transfers():
+        return jax.make_array_from_callback(
+            value.shape, target, lambda index: views[_box(index)], dtype=dtype
+        )
 
 
 def upload(views: Sequence[HostArray], devices: Sequence[jax.Device]) -> list[jax.Array]:

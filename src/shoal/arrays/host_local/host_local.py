@@ -20,6 +20,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
@@ -83,9 +84,10 @@ def from_host_local(
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
       >>> mine = np.full((mesh.size // shoal.process_count(), 3), shoal.process_index(), np.float32)
-      >>> batch = shoal.from_host_local({"x": mine}, shoal.Layout(mesh, "data", None))["x"]
+      >>> batch = shoal.from_host_local({"x": mine}, NamedSharding(mesh, P("data")))["x"]
       >>> batch.shape == (mesh.size, 3)
       True
     """
@@ -96,7 +98,8 @@ def from_host_local(
         problems += _part_problems(leaf)
     raise_all("from_host_local", problems)
     warn_of_narrowing("from_host_local", ((leaf.path, leaf.value) for leaf in leaves))
-    call = PartsCall("from_host_local", callsite(), check_values, lane)
+    nodes = tree_lines(treedef)
+    call = PartsCall("from_host_local", callsite(), check_values, lane, nodes)
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)
@@ -133,8 +136,9 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
-      >>> rows = shoal.Layout(mesh, "data", None)
+      >>> rows = NamedSharding(mesh, P("data"))
       >>> whole = shoal.put(np.ones((8 * mesh.size, 3), np.float32), rows)
       >>> mine = shoal.to_host_local(whole, rows)
       >>> mine.is_fully_addressable, mine.shape[0] == 8 * len(mine.addressable_shards)

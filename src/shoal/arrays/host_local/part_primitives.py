@@ -37,6 +37,7 @@ from shoal.arrays.placing.put import dtype_problems
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 
 IN_JIT = {
@@ -101,9 +102,9 @@ def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> 
     """Return the concrete leaves: arrays, and what JAX made of Python numbers."""
     leaves = []
     for value, place in zip(values, places, strict=True):
-        value = (
-            value if isinstance(value, jax.Array | np.ndarray | np.generic) else jnp.asarray(value)
-        )
+        if not isinstance(value, jax.Array | np.ndarray | np.generic):
+            with jax_runtime.explicit_transfers():
+                value = jnp.asarray(value)
         leaves.append(Leaf(place.path, value, place.layout))
     raise_all(call.operation, dtype_problems((leaf.path, leaf.value) for leaf in leaves))
     return leaves

@@ -36,6 +36,7 @@ class PartsCall(NamedTuple):
     site: str  # the call site; "": where it is executed
     check_values: bool = True
     lane: str | None = None
+    nodes: tuple[str, ...] = ()  # the line of its tree, which must be equal
     is_derivative: bool = False  # of tangents or cotangents, which autodiff may place anywhere
 
     def of_derivative(self) -> PartsCall:
@@ -85,6 +86,7 @@ def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
         leaves,
         lane=call.lane,
         options=(f"check_values={call.check_values}",),
+        nodes=call.nodes,
         values=call.check_values,
         site=call.site,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, path_text
+from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, meshes_in, path_text
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
@@ -73,6 +73,7 @@ def agree_on_move(
     moves: Sequence[ArrayMove | None],
     *,
     options: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
     timeout_s: float | None = None,
 ) -> None:
     """Leave a trail; or, if arrays are sent between processes, first agree on the call.
@@ -81,6 +82,7 @@ def agree_on_move(
       leaves: with their layouts.
       moves: their moves; None: hidden by `vmap`, so that the array may have to be sent.
       options: further lines that must be equal.
+      nodes: the line of the tree.
       timeout_s: deadline of that agreement in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
@@ -88,10 +90,10 @@ def agree_on_move(
     """
     sent = [pair for pair in zip(leaves, moves, strict=True) if _is_sent(*pair)]
     if not sent:
-        record_trail(operation, leaves, lane=None, options=options)
+        record_trail(operation, leaves, lane=None, options=options, nodes=nodes)
         return
     sources = {leaf.path: move.array for leaf, move in sent if move is not None}
-    agree_on_program(operation, leaves, sources, options=options, timeout_s=timeout_s)
+    agree_on_program(operation, leaves, sources, options=options, nodes=nodes, timeout_s=timeout_s)
 
 
 def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: object) -> None:
@@ -102,21 +104,22 @@ def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: o
 def fail_any_move(
     operation: str, error: BaseException, tree: Any, layouts: Any, *, none_clears: bool = False
 ) -> None:
-    """As `fail_move`, of a call of any name. An array without a layout of its own counts as sent:
-    it may have one in the other processes.
+    """As `fail_move`, of a call of any name. An array without a layout of its own counts as sent,
+    and so does a layout without an array: the other processes may have what is missing here.
     """
     if is_tracing():
         return
     leaves, _ = leaf_layouts(tree, layouts, [], none_clears=none_clears)
     known = {leaf.path: leaf for leaf in leaves}
-    arrays, meshes = [], []
+    arrays, is_sent = [], False
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
         leaf, array = known.get(path_text(path)), concrete(value)
-        if array is not None and (leaf is None or _is_sent(leaf, move_of(leaf, array))):
-            arrays.append(array)
-            meshes += [] if leaf is None else [leaf.layout.mesh]
-    if arrays:
-        fail_program(operation, error, arrays, [*meshes, *(leaf.layout.mesh for leaf in leaves)])
+        if array is None or leaf is None or _is_sent(leaf, move_of(leaf, array)):
+            is_sent = True
+            arrays += [] if array is None else [array]
+    if is_sent or not known:
+        meshes = [leaf.layout.mesh for leaf in leaves if leaf.layout is not None]
+        fail_program(operation, error, arrays, meshes or meshes_in(layouts))
 
 
 def move_of(leaf: Leaf, array: jax.Array | None) -> ArrayMove | None:

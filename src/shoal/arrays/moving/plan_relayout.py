@@ -283,15 +283,16 @@ def plan_relayout(
 
     Example:
       >>> import jax, numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> rows = shoal.put(np.ones((8, 8), np.float32), shoal.Layout(mesh, "x", None))
-      >>> plan = shoal.plan_relayout(rows, shoal.Layout(mesh, None, "x"))
+      >>> rows = shoal.put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x")))
+      >>> plan = shoal.plan_relayout(rows, NamedSharding(mesh, P(None, "x")))
       >>> plan.way, plan.received_bytes == plan.bound_bytes
       ('copy', True)
 
       Of a tree:
 
-      >>> plans = shoal.plan_relayout({"w": rows, "v": rows}, shoal.Layout(mesh, None, "x"))
+      >>> plans = shoal.plan_relayout({"w": rows, "v": rows}, NamedSharding(mesh, P(None, "x")))
       >>> sum(plan.received_bytes for plan in jax.tree.leaves(plans)) == 2 * plan.received_bytes
       True
     """

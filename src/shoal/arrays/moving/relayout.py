@@ -19,6 +19,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import deleted, not_placed
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, move_of, obstacle
 from shoal.arrays.moving.host_copy import check_way
 from shoal.arrays.moving.move import move
@@ -92,9 +93,10 @@ def relayout(
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> rows = shoal.put(np.ones((8, 8), np.float32), shoal.Layout(mesh, "x", None))
-      >>> shoal.relayout(rows, shoal.Layout(mesh, None, "x")).sharding.spec
+      >>> rows = shoal.put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x")))
+      >>> shoal.relayout(rows, NamedSharding(mesh, P(None, "x"))).sharding.spec
       P(None, 'x')
     """
     try:
@@ -105,8 +107,9 @@ def relayout(
         with contextlib.suppress(Exception):  # whose call it is cannot be known
             fail_move(error, tree, layouts)
         raise
-    options = f"options: donate={donate}, staged={staged}"
-    agree_on_move("relayout", leaves, moves, options=(options,), timeout_s=timeout_s)
+    options = (f"options: donate={donate}, staged={staged}",)
+    nodes = tree_lines(treedef)
+    agree_on_move("relayout", leaves, moves, options=options, nodes=nodes, timeout_s=timeout_s)
     if staged:
         moved = move_staged(moves, donate=donate)
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
@@ -23,6 +23,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import cannot_hold, device_form, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.move import on_row, row_of
 from shoal.arrays.placing.put import dtype_problems, place_leaves, strong
@@ -65,12 +66,13 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts = None) -> Any
 
     Example:
       >>> import jax, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> w = shoal.create(
       ...     lambda key: jax.random.normal(key, (8, 3)), jax.random.key(0),
-      ...     layouts=shoal.Layout(mesh, "x", None))
+      ...     layouts=NamedSharding(mesh, P("x")))
       >>> w.sharding.spec
-      P('x', None)
+      P('x',)
     """
     return created(init, args, layouts)
 
@@ -89,8 +91,12 @@ def created(
         (f"args{jax.tree_util.keystr(path)}", value)
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
     ]
-    problems = dtype_problems(named)
-    raise_all("create", problems)
+    problems = [
+        f"{name}: {value!r} is a layout: write layouts= in front of it"
+        for name, value in named
+        if isinstance(value, Layout | PartitionSpec | Sharding)
+    ]
+    raise_all("create", problems or dtype_problems(named))
     warn_of_narrowing("create", named)
     args = jax.tree.map(_traceable, args)  # trace exactly what will run
     try:
@@ -113,7 +119,8 @@ def created(
     shardings = jax.tree.unflatten(treedef, targets)
     program = jax.jit(init, out_shardings=shardings)
     placed = _on_mesh(args, mesh)
-    # Where no result has a layout, only JAX's mesh in force says which devices to run on.
+    nodes = (*tree_lines(jax.tree.structure(args)), *tree_lines(treedef))
+    # Where a result has no layout, only JAX's mesh in force says which devices to run on.
     is_free = len(chosen) < len(leaves) and not is_tracing()
     around = jax.set_mesh(row.mesh) if is_free else on_row(row_of(row))
     # A NaN of the initializer is the user's to find; without `jit` nothing would be placed.
@@ -121,7 +128,7 @@ def created(
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
             # The trace that runs: what the initializer closes over is in it.
             options = (*options, *program_lines(program.trace(*placed).jaxpr))
-        _record(args, chosen, mesh, options)
+        _record(args, chosen, mesh, options, nodes)
         return jax.tree.map(with_shards_of_its_layout, program(*placed))
 
 
@@ -146,7 +153,13 @@ def _traceable(value: Any) -> Any:
     return device_form(np.asarray(value)) if is_host else strong(value)
 
 
-def _record(args: tuple[Any, ...], results: list[Leaf], mesh: Mesh, options: Sequence[str]) -> None:
+def _record(
+    args: tuple[Any, ...],
+    results: list[Leaf],
+    mesh: Mesh,
+    options: Sequence[str],
+    nodes: tuple[str, ...],
+) -> None:
     """Leave a trail of the results, and of arguments that `jit` assumes to be equal."""
     if is_tracing():
         return
@@ -155,7 +168,8 @@ def _record(args: tuple[Any, ...], results: list[Leaf], mesh: Mesh, options: Seq
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
         if not isinstance(value, jax.Array) or value.is_fully_addressable
     ]
-    record_trail("create", [*own, *results], lane=None, options=(*options,), values=True)
+    leaves = [*own, *results]
+    record_trail("create", leaves, lane=None, options=(*options,), nodes=nodes, values=True)
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:

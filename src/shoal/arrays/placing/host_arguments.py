@@ -1,7 +1,7 @@
-"""Host values passed outside `jit` to a function of arrays, on a mesh of several processes.
+"""Host values passed outside `jit` to a function of arrays.
 
 `jit` assumes that the values of all processes are equal. So they are placed as by `put`, which
-compares them at the processes' next collective call.
+compares them at the processes' next collective call, and which JAX's transfer guard permits.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
 
 
 def is_from_host(leaf: Leaf) -> bool:
-    """True for a value held by this process alone and needed on several."""
-    if leaf.layout is None or len(leaf.layout.mesh.process_indices) < 2:
-        return False
+    """True for a host value, and for an array of this process alone that is needed on several."""
     value = leaf.value
-    if isinstance(value, jax.core.Tracer):
+    if leaf.layout is None or isinstance(value, jax.core.Tracer):
         return False
-    return not isinstance(value, jax.Array) or value.is_fully_addressable
+    if not isinstance(value, jax.Array):
+        return True
+    return value.is_fully_addressable and len(leaf.layout.mesh.process_indices) > 1

@@ -51,9 +51,10 @@ def pack(
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> x = shoal.compat.pack([np.full(2, i) for i in np.arange(mesh.size, dtype="f4")],
-      ...                shoal.Layout(mesh, "x"))
+      ...                NamedSharding(mesh, P("x")))
       >>> x.shape == (2 * mesh.size,)
       True
     """
@@ -100,8 +101,9 @@ def unpack(tree: Any) -> list[Any]:
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> x = shoal.put(np.arange(2.0 * mesh.size, dtype="f4"), shoal.Layout(mesh, "x"))
+      >>> x = shoal.put(np.arange(2.0 * mesh.size, dtype="f4"), NamedSharding(mesh, P("x")))
       >>> shoal.compat.unpack(x)[0]
       Array([0., 1.], dtype=float32)
     """

@@ -20,6 +20,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import move, relabelled
 from shoal.arrays.moving.planned_move import ArrayMove
@@ -27,6 +28,8 @@ from shoal.colour import logically_collective
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 from shoal.runtime.jax_service.own_programs import own_programs
+
+_OWN_ROWS = "if these are the rows of this process alone, from_host_local joins those of all"
 
 
 @logically_collective("values, shapes, dtypes and layouts")
@@ -51,9 +54,10 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
         jax.Arrays. Python numbers get JAX's default dtypes. A jax.Array already placed as requested
         is not copied, so that donating one gives up both; any other that this process holds alone
         counts as a host value, and the result shares no memory with it.
-      layouts: one layout, or a prefix tree of them: NamedShardings or Layouts; inside `use_mesh`
-        also PartitionSpecs, tuples of axis names and None, a name, or None (split nothing); or a
-        function of (path such as "params/w", leaf) that returns one.
+      layouts: one layout, or a prefix tree of them: NamedShardings, which the arrays then have; a
+        mesh (replicated on it); Layouts; with a mesh in force (see `use_mesh`) PartitionSpecs,
+        tuples of axis names and None, a name, or None (split nothing); or a function of (path such
+        as "params/w", leaf) that returns one. Dims at the end may be left out: they are not split.
       check_values: False: values may differ between processes, and matter only where a process's
         own devices hold them; shapes, dtypes and layouts must be equal all the same.
       lane: the lane in which this call is compared, see `barrier`. None: the lane in which this
@@ -64,23 +68,28 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
       The tree, with jax.Arrays.
 
     Raises:
-      UsageError: ranks that do not match, dims that do not divide evenly, values that are not
-        arrays or do not fit 32 bits (of a mapped file: on the processes whose devices hold them);
+      UsageError: ranks that do not match, dims that do not divide evenly, arrays of several
+        processes in another layout (`relayout` moves them), values that are not arrays or do not
+        fit 32 bits (of a mapped file: on the processes whose devices hold them);
         SHOAL_STRICT_DTYPES=1: all dtypes that would be narrowed. All offending leaves are named by
         path. On every process.
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> params = {"w": np.ones((8, 3), np.float32), "b": np.zeros(3, np.float32)}
-      >>> layouts = {"w": shoal.Layout(mesh, "x", None), "b": shoal.Layout(mesh, None)}
+      >>> layouts = {"w": NamedSharding(mesh, P("x")), "b": mesh}
       >>> shoal.put(params, layouts)["w"].sharding.spec
-      P('x', None)
+      P('x',)
     """
     problems: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
-        must_divide(leaf, problems)
+        uneven: list[str] = []
+        must_divide(leaf, uneven)
+        own = f"; {_OWN_ROWS}" if len(leaf.layout.mesh.process_indices) > 1 else ""
+        problems += [f"{problem}{own}" for problem in uneven]
         cannot_be_pending(leaf, problems)
         if _is_elsewhere(leaf.value) and relabelled(leaf.value, leaf.sharding) is None:
             problems.append(f"{leaf.path}: {_where(leaf.value)}")
@@ -92,9 +101,8 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     problems += [*lane_problems(lane), *not_flags(check_values=check_values)]
     raise_all("put", problems)
     warn_of_narrowing("put", named)
-    record_trail(
-        "put", leaves, lane=lane, options=(f"check_values={check_values}",), values=check_values
-    )
+    options, nodes = (f"check_values={check_values}",), tree_lines(treedef)
+    record_trail("put", leaves, lane=lane, options=options, nodes=nodes, values=check_values)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 

@@ -41,6 +41,7 @@ from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 
 Pin = Callable[[jax.Array], jax.Array]
@@ -84,14 +85,16 @@ def constrain(
     Raises:
       UsageError: layouts that do not fit, or do not fit `via`; outside `jit`, arrays on other
         devices and layouts with pending sums; a dim split by an Auto axis before an Explicit one;
-        `None` on Explicit axes inside `jit`, or for an array of several processes outside; axes
-        that are Manual here. All offending leaves by path, while tracing.
+        `None`, or a layout on Auto axes, on Explicit axes inside `jit`; `None` for an array of
+        several processes outside; axes that are Manual here. All offending leaves by path, while
+        tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
-      >>> rows = shoal.Layout(shoal.make_mesh({"x": -1}), "x", None)
+      >>> from jax import NamedSharding, P
+      >>> rows = NamedSharding(shoal.make_mesh({"x": -1}), P("x"))
       >>> y = jax.jit(lambda x: shoal.constrain(x * 2, rows))(jnp.ones((8, 3)))
-      >>> shoal.layout_of(y) == rows
+      >>> y.sharding.is_equivalent_to(rows, 2)
       True
     """
     try:
@@ -144,7 +147,7 @@ def _checked(
 def _constrained(leaves: Sequence[Leaf], gradient: bool) -> list[jax.Array]:
     leaves = place_arguments("constrain", leaves)
     # outside jit a `jax.set_mesh` of Explicit axes would take the value's layout for the type's
-    with nullcontext() if is_tracing() else on_row(()):
+    with nullcontext() if is_tracing() else on_row(()), jax_runtime.explicit_transfers():
         placed = [_constrain(leaf, gradient) for leaf in leaves]
     return [*map(with_shards_of_its_layout, placed)]
 
@@ -182,9 +185,29 @@ def _check(leaf: Leaf, problems: list[str]) -> None:
                 "order; relayout moves it"
             )
     else:  # the compiler pads uneven splits by Auto axes
+        if why := _auto_on_explicit(leaf):
+            problems.append(f"{leaf.path}: {why}")
         typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
         leaf = leaf.on(Layout(leaf.layout.mesh, *map(tuple, typed)))
     must_divide(leaf, problems)
+
+
+def _auto_on_explicit(leaf: Leaf) -> str:
+    """Return why a layout on Auto axes cannot be pinned on Explicit ones, or an empty string."""
+    here = jax.sharding.get_abstract_mesh()
+    is_auto = {*leaf.layout.mesh.axis_types.values()} == {"auto"}
+    if not is_auto or {*here.axis_types} != {AxisType.Explicit}:
+        return ""
+    spec = jax.typeof(leaf.value).sharding.spec
+    typed = [dim if isinstance(dim, tuple) else (dim,) if dim else () for dim in spec]
+    if typed == [*leaf.layout.axes_of_dims]:
+        return ""
+    axes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
+    return (
+        f"{leaf.layout!r} has Auto axes, and here (jax.set_mesh) the axes {axes} are Explicit, "
+        "where layouts are part of the type: make its mesh with axis_types='explicit', or set an "
+        "Auto one"
+    )
 
 
 def _cannot_clear(value: Any) -> str:

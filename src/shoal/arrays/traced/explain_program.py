@@ -108,8 +108,9 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> rows = shoal.put(jnp.ones((8, 8)), shoal.Layout(mesh, "x", None))
+      >>> rows = shoal.put(jnp.ones((8, 8)), NamedSharding(mesh, P("x")))
       >>> report = shoal.explain_program(jax.jit(lambda x: x + 1), rows)
       >>> report
       ProgramReport(0 collectives, 0 of them hidden; a device receives 0 bytes at most)

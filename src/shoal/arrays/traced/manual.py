@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from shoal.arrays.bridge.devices import jax_mesh
@@ -21,12 +21,12 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     dims_of,
     is_function,
-    is_mesh,
     is_one_layout,
     leaf_layouts,
+    meshes_in,
     must_divide,
 )
-from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh, use_mesh
+from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_of, programs_in
@@ -37,7 +37,7 @@ from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
 from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import Mesh, mesh_of
+from shoal.plan.mesh import Mesh
 from shoal.tracebacks import at_caller
 
 
@@ -97,10 +97,11 @@ def manual(
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
       >>> mean = shoal.manual(
       ...     lambda x: jax.lax.pmean(x.mean(), "data"),
-      ...     shoal.Layout(mesh, "data"), shoal.Layout(mesh))
+      ...     NamedSharding(mesh, P("data")), mesh)
       >>> float(mean(jnp.arange(float(4 * mesh.size)))) == (4 * mesh.size - 1) / 2
       True
 
@@ -113,7 +114,7 @@ def manual(
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
             if not is_one_layout(given):
                 raise UsageTypeError(
-                    f"manual: {argument}: {given!r} is not a layout; pass a Layout or a spec"
+                    f"manual: {argument}: {given!r} is not a layout; pass a NamedSharding or a spec"
                 )
     program = _program(fn, name, out_layouts)
     results = [str(given) for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout)]
@@ -161,7 +162,7 @@ def _fail(error: BaseException, args: tuple[Any, ...], layouts: Layouts) -> None
         arrays = [
             array for value in jax.tree.leaves(args) if (array := concrete(value)) is not None
         ]
-        fail_program("manual", error, arrays, _meshes(layouts))
+        fail_program("manual", error, arrays, meshes_in(layouts))
 
 
 def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callable[..., Any]:
@@ -218,7 +219,7 @@ def _region(
     name: str, in_layouts: Layouts, out_layouts: Layouts, axes: Collection[str] | None
 ) -> _Region:
     """Return the region of a call: its mesh and axes."""
-    named = dict.fromkeys(_meshes((in_layouts, out_layouts)))
+    named = dict.fromkeys(meshes_in((in_layouts, out_layouts)))
     if len(named) > 1:
         raise UsageError(
             f"manual: {name}: one region is on one mesh, and the layouts are on "
@@ -227,7 +228,7 @@ def _region(
     mesh = next(iter(named), default_mesh())
     if mesh is None:
         raise UsageError(
-            f"manual: {name}: no layout names a mesh: pass a Layout, or call this inside "
+            f"manual: {name}: no layout names a mesh: pass NamedShardings, or call this inside "
             "`with use_mesh(mesh):`"
         )
     here: AnyMesh = jax.sharding.get_abstract_mesh()
@@ -266,16 +267,6 @@ def _wanted(name: str, axes: Collection[str], mesh: Mesh, taken: Collection[str]
         problems.append("axes: none is left; without any the region is the function itself")
     raise_all(f"manual: {name}", problems)
     return frozenset(wanted)
-
-
-def _meshes(layouts: Layouts) -> Iterable[Mesh]:
-    for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if isinstance(given, Layout):
-            yield given.mesh
-        elif isinstance(given, NamedSharding):
-            yield mesh_of("manual", on_current_mesh(given).mesh)
-        elif is_mesh(given):
-            yield mesh_of("manual", given)
 
 
 def _arguments(

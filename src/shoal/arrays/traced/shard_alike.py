@@ -56,11 +56,12 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
-      >>> rows = shoal.Layout(shoal.make_mesh({"x": -1}), "x", None)
+      >>> from jax import NamedSharding, P
+      >>> rows = NamedSharding(shoal.make_mesh({"x": -1}), P("x"))
       >>> def twins(x):
       ...     return shoal.shard_alike(shoal.constrain(x, rows), jnp.ones((8, 3)))
       >>> _, y = jax.jit(twins)(jnp.ones((8, 3)))
-      >>> shoal.layout_of(y) == rows
+      >>> y.sharding.is_equivalent_to(rows, 2)
       True
 
     Source: sharding groups of the Shardy partitioner, openxla.org/shardy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -149,6 +150,15 @@ class Bucket:
 def store_of(bucket: Bucket) -> ObjectStore:
     """Return the store of a bucket, as saves and restores use it."""
     return bucket._store
+
+
+def below(bucket: Bucket, name: str) -> Bucket:
+    """Return a place below another one, reached in the same way."""
+    found = copy.copy(bucket)
+    for opened in ("_objects", "_store"):
+        vars(found).pop(opened, None)
+    found.url, found._prefix = f"{bucket.url}/{name}", f"{bucket._prefix}/{name}"
+    return found
 
 
 def objects_of(bucket: Bucket) -> Objects:

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from shoal import settings
 from shoal.arguments import check_flags
 from shoal.checkpoint.at import Path, store_at
+from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.resumable import check_resumable
 from shoal.checkpoint.history.saver import Saver
@@ -82,9 +83,9 @@ class Checkpoints(ReadOnlyHistory):
       path: the directory; it must be the same one for all processes.
       keep: which steps are kept: a number (that many of the newest), or policies such as `Last(2) |
         EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps are always kept.
-      every: which steps `save` saves: a number of steps, a `datetime.timedelta`, `EverySteps`,
-        `EverySeconds`, several joined by `|`, or a function of the step that returns the same on
-        all processes; None: every step.
+      every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
+        `datetime.timedelta`, `EverySteps`, `EverySeconds`, several joined by `|`, or a function of
+        the step that returns the same on all processes; None: every step.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
@@ -130,6 +131,7 @@ class Checkpoints(ReadOnlyHistory):
     ) -> None:
         self._coordinator = coordinator = coordinator or process.coordinator()
         self._root = store_at(path, f"Checkpoints: path={path!r}")
+        self._bucket = path if isinstance(path, Bucket) else None
         self._timeout_s = timeout_s  # None: each wait has its own deadline
         flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
         check_flags("Checkpoints", **flags)
@@ -317,7 +319,7 @@ class Checkpoints(ReadOnlyHistory):
         thread that pre-faults the memory which `save` copies to.
 
         Args:
-          target: layouts of a restored state, as for `restore`.
+          target: layouts of a restored state, as for `restore`: None gives full NumPy arrays.
           init: the initial state if nothing is saved: a function without arguments
             (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is.
           skip_corrupt, timeout_s, options: as for `restore`.
@@ -457,7 +459,7 @@ class Checkpoints(ReadOnlyHistory):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
         return lambda step: restore.on(
-            self._coordinator, self._root.step(step), target,
+            self._coordinator, cast(Any, self._root.step(step)), target,
             processes=self._group.named, timeout_s=limit_s, **options,
         )  # fmt: skip
 

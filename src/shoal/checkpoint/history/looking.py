@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from shoal.checkpoint.bucket.address import Bucket, below
 from shoal.checkpoint.history.checkpoint_info import CheckpointInfo, info_of
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.planning.policies import Best, Saved
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.step_names import step_name
 from shoal.colour import local
 from shoal.errors import UsageError, nearest
 
@@ -15,6 +17,7 @@ class ReadOnlyHistory:
     """Mixin: the steps, their metrics, the best step, contents, and whether a save runs."""
 
     _root: Store
+    _bucket: Bucket | None  # as given: an address alone does not have its options
     _saver: Saver
 
     @property
@@ -23,12 +26,17 @@ class ReadOnlyHistory:
         return self._root.path
 
     @local
-    def path_of(self, step: int) -> str:
+    def path_of(self, step: int) -> str | Bucket:
         """Return the path of a step, which need not exist, for `shoal.restore` and other tools.
 
         Local.
+
+        Of a run in a `Bucket`, it is a `Bucket` with the same options; `str` of that is the
+        address, which the command takes: `shoal ckpt show ADDRESS`.
         """
         number = saved_steps.step_number("path_of", step)
+        if self._bucket is not None:
+            return below(self._bucket, step_name(number))
         return self._root.step(number).path
 
     @local

@@ -47,10 +47,12 @@ def check_resumable(
     try:
         from shoal.checkpoint.restoring.protocol import wishes_of
         from shoal.checkpoint.restoring.restore import request_of
-        from shoal.checkpoint.saving.state import read_state
+        from shoal.checkpoint.saving.state import read_state, refuse_device_axis
     except ImportError:  # without JAX nothing is saved
         return
     read = read_state(state, processes, "resume")
+    if processes > 1:
+        refuse_device_axis(read, "resume")
     records = tuple(leaf.record for leaf in read.leaves)
     stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
     manifest = Manifest("0" * 12, None, 0, processes, stored, records)

@@ -71,16 +71,18 @@ def restore(
       path: a single checkpoint.
       target: the result's layouts. None: all leaves as full NumPy arrays, on every process. A tree
         of Layouts or shardings, which may stand for whole subtrees; of `jax.ShapeDtypeStruct`s
-        (with a sharding; else they become NumPy arrays); of arrays, whose placement is used; other
-        values, and leaves that were not arrays, come back as saved; None stands for a saved None
-        alone, a `PerProcess` for a saved one; a layout for a leaf that was no array is an error.
+        (with a sharding; else they become NumPy arrays); of arrays, whose placement is used. Leaves
+        that were not arrays come back as saved, whatever value the target has there; a number may
+        also stand for an array of rank 0, which becomes a NumPy array. None stands for a saved
+        None alone, a `PerProcess` for a saved one. Any other value for an array is an error, and so
+        is a layout for a leaf that was no array.
         An array that JAX may move (*uncommitted*, such as the count of an optimizer's state) comes
         back so; and so does one for which a sharding or Layout names only JAX's default device.
         One layout for all arrays. A mesh: each array is replicated over its devices, whatever its
         rank. A function that is called with (name, x) for each array, `name` in the checkpoint such
         as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a Layout, a
-        sharding, a mesh, or None for a NumPy array. Meshes and functions may also stand for
-        subtrees. "stored": the saved layouts, where they fit, and memory kinds, such as
+        sharding, a mesh, or None for a NumPy array. Meshes, functions and "stored" may also stand
+        for subtrees. "stored": the saved layouts, where they fit, and memory kinds, such as
         "pinned_host"; an error where the devices lack that kind.
       only: names of leaves, or patterns such as "params/**" or "opt/*/mu"; with "!" before it, a
         pattern leaves out what it matches: `only="!last_batch/**"` is all but these. Other leaves
@@ -131,6 +133,7 @@ def restore(
         layouts have devices of other processes than `processes`; all leaves are named.
 
     >>> import tempfile, numpy as np, shoal
+    >>> from jax import NamedSharding, P
     >>> path = tempfile.mkdtemp() + "/model"
     >>> shoal.save(path, {"w": np.ones(3), "epoch": 2})
     >>> shoal.restore(path)
@@ -159,10 +162,10 @@ def restore(
     >>> shoal.restore(path + "2", mesh)["b"].sharding.is_fully_replicated
     True
     >>> back = shoal.restore(
-    ...     path + "2", lambda name, x: shoal.Layout(mesh, "data", None) if x.ndim == 2 else mesh
+    ...     path + "2", lambda name, x: NamedSharding(mesh, P("data")) if x.ndim == 2 else mesh
     ... )
     >>> back["w"].sharding.spec, back["b"].sharding.spec
-    (P('data', None), P(None,))
+    (P('data',), P())
     """
     deadline = deadline_of("restore", name, timeout_s, "main")
     options: RestoreOptions = {

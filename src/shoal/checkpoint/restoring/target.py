@@ -124,6 +124,8 @@ class TargetLeaf(NamedTuple):
     is_free: bool | None = None  # JAX may move it (*uncommitted*); None: the placement decides
     is_function: bool = False  # a function: it may be a placement, or a leaf by chance
     is_none: bool = False
+    is_number: bool = False  # as a target, for a number or an array of rank 0
+    no_array: str = ""  # what it is instead of a target for arrays, and what to pass
     own: PerProcess | None = None  # a per-process value, whose classes are used
     text: str = ""  # must be equal on all processes
     hint: str = ""  # what to write instead, if nothing like it was saved
@@ -343,6 +345,8 @@ class _Matching:
             self._same_kind(target, record)
             return Wish(leaf, None, None, target.own)
         self._same_kind(target, record)
+        if self._is_no_target(target, record):
+            return Wish(leaf, None, None)
         if target.shape is not None and target.shape != record.shape:
             detail = f"has shape {record.shape} as saved, not {target.shape}"
             self._wrong("wrong_shape", target, detail)
@@ -352,6 +356,19 @@ class _Matching:
         stored = dtype_of(record.dtype)
         is_kept = dtype is None or dtype == stored  # `in (None,)` would be true of float64
         return Wish(leaf, fit.place, None if is_kept else dtype, is_free=fit.is_free)
+
+    def _is_no_target(self, target: TargetLeaf, record: LeafRecord) -> bool:
+        """Report a leaf of the target that stands for no array, such as a device.
+
+        A number stands for a number, also for one that was saved as an array: `step=0`.
+        """
+        is_one = record.kind == "array" and not record.shape
+        if not target.no_array or (target.is_number and is_one):
+            return False
+        saved = f"{with_article(record.kind)} of shape {record.shape}"
+        detail = f"was saved as {saved}, but the target {target.no_array}"
+        self._wrong("wrong_dtype", target, detail)
+        return True
 
     def _same_kind(self, target: TargetLeaf, record: LeafRecord) -> None:
         """Report a leaf that would have another structure, or another class, than the target's."""

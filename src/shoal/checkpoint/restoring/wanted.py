@@ -31,13 +31,15 @@ from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.checkpoint.tree.names import ROOT, name_of
-from shoal.checkpoint.tree.plain_values import remedy
+from shoal.checkpoint.tree.plain_values import kind_of, remedy
 from shoal.collectives.leaves import leaf_of
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh, mesh_of
 
 STORED = "stored"
+_NUMBERS = ("bool", "int", "float", "complex")
+_TARGETS = 'pass a layout, a mesh, a jax.ShapeDtypeStruct, an array or "stored"'
 _LEAF = "a jax.ShapeDtypeStruct of its shape and dtype"  # the second argument of a function
 _MOST_DEVICES = 1 << 20  # of a mesh named in a file: a larger one would exhaust memory
 
@@ -62,12 +64,9 @@ def target_of(target: Any) -> Target:
     Raises:
       UsageError: leaves that cannot be targets; names all.
     """
-    if isinstance(target, str) and target == STORED:
-        one = TargetLeaf(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
-        return Target([one], [target], _first)
-    if _is_layout(target):
+    if _is_layout(target) or _is_stored(target):
         return Target([_target_leaf(ROOT, target)], [target], _first)
-    if _is_function(target):
+    if _is_function(target) and _given_dtype(target) is None:
         if why := wrong_arguments(target, _LEAF):
             raise UsageTypeError(f"restore: target: {why}")
         return Target([_target_leaf(ROOT, target)], [target], _first)
@@ -109,7 +108,7 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fi
             return Fit(None, problem=text)
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return Fit(None, problem=why)
-        place = _sharding(_on_mesh(given, len(record.shape)), record.shape)
+        place = _sharding(_on_mesh(given), record.shape)
         is_free = _is_default(place) if leaf.is_free is None else leaf.is_free
         return Fit(place, is_free)
     except UsageError as error:
@@ -143,13 +142,42 @@ def _target_leaf(name: str, value: Any) -> TargetLeaf:
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("=")
         return TargetLeaf(name, None, value.shape, dtype, is_array=True, text="on the host")
-    if _is_function(value):
+    if _is_stored(value):
+        return TargetLeaf(name, _Chosen(_stored_layout), is_layout=True, text="as stored")
+    if _is_function(value) and _given_dtype(value) is None:
         return _by_function(name, value)
     if isinstance(value, PerProcess):
         return TargetLeaf(name, own=value, text="per process")
-    is_odd = isinstance(value, Enum) or is_dataclass(value)
-    hint = remedy(value) if is_odd else ""
-    return TargetLeaf(name, text="as stored", hint=hint, is_none=value is None)
+    if value is None:
+        return TargetLeaf(name, text="as stored", is_none=True)
+    if kind := kind_of(value):
+        is_number = kind in _NUMBERS or isinstance(value, np.number | np.bool_)
+        why = f"is {short_text(value)}; {_TARGETS}"
+        return TargetLeaf(name, text="as stored", no_array=why, is_number=is_number)
+    return _no_target(name, value)
+
+
+def _no_target(name: str, value: Any) -> TargetLeaf:
+    """Return what is an error at the place of an array, with what to write."""
+    why = f"is {with_article(type(value).__name__)}; {_TARGETS}"
+    if isinstance(value, jax.Device):
+        why = "is a device; pass jax.sharding.SingleDeviceSharding(device)"
+    if (dtype := _given_dtype(value)) is not None:
+        why = f"is the dtype {dtype}; pass jax.ShapeDtypeStruct(shape, {str(dtype)!r})"
+    hint = remedy(value) if isinstance(value, Enum) or is_dataclass(value) else f"it {why}"
+    return TargetLeaf(name, text="as stored", hint=hint, no_array=why)
+
+
+def _is_stored(value: Any) -> bool:
+    return isinstance(value, str) and value == STORED
+
+
+def _given_dtype(value: Any) -> np.dtype[Any] | None:
+    """Return the dtype that is given: np.float32, "jnp.float32", float, np.dtype("float32")."""
+    if not isinstance(value, np.dtype | type):
+        return None
+    dtype = np.dtype(value)
+    return None if dtype.hasobject and isinstance(value, type) else dtype  # any class is an object
 
 
 def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
@@ -235,10 +263,10 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
     return f"{change}; restore it to the host, cast it, or {X64}" if change else ""
 
 
-def _on_mesh(given: Any, rank: int) -> Any:
+def _on_mesh(given: Any) -> Any:
     """Put a PartitionSpec on the mesh of `use_mesh`; a mesh alone replicates the leaf."""
     if isinstance(given, Mesh | jax.sharding.Mesh):
-        return Layout.replicated(mesh_of("restore", given), rank)
+        return NamedSharding(jax_mesh(given), PartitionSpec())
     if not isinstance(given, PartitionSpec):
         return given
     mesh = default_mesh()
@@ -256,16 +284,17 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
     Raises:
       UsageError: it does not fit.
     """
-    if isinstance(given, Layout):
-        given = padded(given, len(shape))
-        given.check_shape(shape)
-        if given.partial:
-            raise UsageError(f"{given!r} is partial; values are never partial: leave it out")
+    if isinstance(given, Layout | NamedSharding):
+        layout = given if isinstance(given, Layout) else layout_of_sharding(given, len(shape))
+        layout = padded(layout, len(shape))
+        layout.check_shape(shape)
+        if layout.partial:
+            raise UsageError(f"{layout!r} is partial; values are never partial: leave it out")
         problems: list[str] = []
-        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), problems)
+        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), layout), problems)
         if problems:
             raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
-        return sharding_of(given)
+        return given if isinstance(given, NamedSharding) else sharding_of(layout)
     found: Sharding = given
     try:
         found.shard_shape(shape)

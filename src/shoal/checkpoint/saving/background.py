@@ -15,7 +15,7 @@ from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request
 from shoal.checkpoint.saving.save_members import SaveMembers
-from shoal.checkpoint.saving.state import read_state
+from shoal.checkpoint.saving.state import read_state, refuse_device_axis
 from shoal.checkpoint.store.step_names import new_attempt
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import group_in
@@ -117,6 +117,8 @@ def start_save(
     """
     state = read_state(tree, coordinator.num_processes, request.operation)
     group = group_in(coordinator, request.operation, processes)
+    if group.count > 1:
+        refuse_device_axis(state, request.operation)
     agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
     lane = agreed.own_lane
     with coordinator.call("save", lane, group.named):  # if left, no thread follows

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import encode_structure
-from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
+from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.hashing import content_digest, quick_digest
 from shoal.runtime.rules.deadline import Allowance
 
@@ -115,8 +114,8 @@ def state_lines(state: State, options: Sequence[str], num_processes: int) -> tup
     if num_processes == 1:
         return tuple(options)
     nodes = json.dumps(encode_structure(state.structure))
-    with jax.transfer_guard("allow"), hashing_pool() as pool:
-        leaves = [_line(leaf, pool) for leaf in state.leaves]
+    with jax.transfer_guard("allow"):
+        leaves = [_line(leaf) for leaf in state.leaves]
     # A differing leaf is more informative than differing trees.
     return (*options, *leaves, "no more leaves", f"tree: {_cut(nodes, _NODES)}")
 
@@ -132,7 +131,7 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:most]}… (digest {quick_digest(text.encode()).hex()})"
 
 
-def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
+def _line(leaf: StateLeaf) -> str:
     record = leaf.record
     if record.kind == "per_process":
         return f"{record.name}: each process's own"
@@ -142,7 +141,7 @@ def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
     text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
     if leaf.spread is not None:
         return f"{text} {record.layout} ({leaf.spread.digest})"
-    return f"{text}{_value(leaf)}, bits of digest {_digest(leaf, pool)}"
+    return f"{text}{_value(leaf)}, bits of digest {_digest(leaf)}"
 
 
 def _scalar(value: object) -> str:
@@ -164,13 +163,13 @@ def _value(leaf: StateLeaf) -> str:
     return f" = {pieces[0][1].tolist()}"
 
 
-def _digest(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
+def _digest(leaf: StateLeaf) -> str:
     """Return a digest of a value that is whole on this host, whatever its layout."""
     pieces = [(box.origin, words) for box, words in words_here(leaf)]
     shape = leaf.record.stored_shape
     dtype = dtypes.dtype_of(leaf.record.dtype)
     if math.prod(shape) * dtype.itemsize > _SMALL_BYTES:
-        return digest_of(FlatItems(shape, dtype, pieces), pool).hex()
+        return digest_of(FlatItems(shape, dtype, pieces)).hex()
     if len(pieces) == 1:
         return content_digest(_bytes(pieces[0][1])).hex()
     whole: Array = np.empty(shape, dtype)

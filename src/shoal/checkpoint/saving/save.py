@@ -14,7 +14,7 @@ from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request, Waits
 from shoal.checkpoint.saving.save_members import SaveMembers
-from shoal.checkpoint.saving.state import read_state
+from shoal.checkpoint.saving.state import read_state, refuse_device_axis
 from shoal.checkpoint.store.step_names import new_attempt, step_at
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
@@ -112,12 +112,14 @@ def write_tree(
     """
     state = read_state(tree, coordinator.num_processes, request.operation)
     group = group_in(coordinator, request.operation, processes)
+    if group.count > 1:
+        refuse_device_axis(state, request.operation)
     agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
     complete(agreed, snapshot(agreed, state, arena), arena)
 
 
 def request_of(
-    path: Path,
+    path: object,
     *,
     step: int | None = None,
     user: Mapping[str, Any] | None = None,

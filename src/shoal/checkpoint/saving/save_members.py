@@ -31,7 +31,7 @@ from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import left_in_order, listed
 
 _SHOWN_HOSTS = 8
 
@@ -250,18 +250,30 @@ def aborted(
     coordinator, request = scene.coordinator, scene.request
     me = ThisProcess(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
-    who = f" because of {listed(blamed)}" if blamed else ""
+    who = f" because of {listed(blamed)}: " if blamed else ": "
+    if phase == "agree" and (absent := _absent(cause, me.process)):
+        is_all = len(scene.members) == coordinator.num_processes
+        every = "every process" if is_all else "each of processes="
+        who = f" because {listed(absent)} did not call it: {every} must call save\n"
     kept = "nothing of it is kept"
     if doubt is not None:
         kept = f"whether it was committed is not known, since the storage fails ({doubt})"
     return SaveAbortedError(
-        f"{me}: {request.operation} was ended{who}: {kept}, and earlier saves "
-        f"are unaffected\n{cause}",
+        f"{me}: {request.operation} was ended{who}{kept}, and earlier "
+        f"saves are unaffected\n{cause}",
         path=request.store.path,
         phase=phase,
         processes=blamed,
         exit_code=cause.exit_code,
     )
+
+
+def _absent(cause: ShoalError, me: int) -> tuple[int, ...]:
+    """Return the processes that are late for the first synchronization, or have left the job."""
+    if isinstance(cause, DeadlineError) and me not in cause.missing:
+        return tuple(sorted(cause.missing))
+    failed = getattr(cause, "failed", {})
+    return tuple(sorted(who for who, words in failed.items() if left_in_order(words)))
 
 
 def _blamed(cause: ShoalError) -> tuple[int, ...]:

@@ -99,6 +99,38 @@ def read_state(value: Any, num_processes: int, operation: str = "save") -> State
     return State(structure, tuple(leaves), reading.blobs)
 
 
+def refuse_device_axis(state: State, operation: str) -> None:
+    """Refuse the state of `jax.pmap`, in which each process has arrays of its own.
+
+    Raises:
+      UsageError: all arrays on meshes have a leading axis of this process's devices; names them.
+    """
+    values = {
+        leaf.record.name: leaf.value
+        for leaf in state.leaves
+        if leaf.here and isinstance(leaf.value.sharding, jax.sharding.NamedSharding)
+    }
+    if not values or not all(map(_has_device_axis, values.values())):
+        return
+    if jax.process_count() == 1:  # asked last: without arrays it would start the devices
+        return
+    name, value = next(iter(values.items()))
+    more = f" (and {len(values) - 1} more)" if len(values) > 1 else ""
+    raise UsageError(
+        f"{operation}: {name}{more}: dim 0 of {value.shape} is an axis of this process's devices, "
+        "as made by jax.pmap or flax.jax_utils.replicate, and other processes have other arrays\n"
+        "save one replica: flax.jax_utils.unreplicate(state); if values differ, "
+        "join them by from_host_local, or wrap them, as NumPy arrays, in PerProcess",
+        problems=list(values),
+    )
+
+
+def _has_device_axis(value: jax.Array) -> bool:
+    mesh, spec = value.sharding.mesh, value.sharding.spec
+    is_split = len(spec) > 0 and spec[0] in (*mesh.axis_names, mesh.axis_names)
+    return is_split and value.is_fully_addressable and value.shape[0] == mesh.size
+
+
 def held_of(state: State, num_processes: int) -> list[Held]:
     """Return the holders of all leaves with data, except per-process values."""
     everyone = tuple(range(num_processes))

@@ -103,8 +103,9 @@ class Mesh:
     def from_shoal(
         cls, mesh: plan_mesh.Mesh, *, job: str = "localhost", use_xla_spmd: bool = False
     ) -> Mesh:
-        """Return this process's DTensor view of a shoal mesh."""
-        return cls._of(fields_of(mesh, job=job, use_xla_spmd=use_xla_spmd), mesh)
+        """Return this process's DTensor view of a mesh, JAX's or a planned one."""
+        planned = plan_mesh.mesh_of("dtensor.Mesh.from_shoal", mesh)
+        return cls._of(fields_of(planned, job=job, use_xla_spmd=use_xla_spmd), planned)
 
     @classmethod
     @takes("dtensor.", device=text)

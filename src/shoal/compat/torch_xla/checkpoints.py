@@ -210,7 +210,7 @@ class CheckpointManager:
         return self.all_steps()
 
     def _get_path(self, step: int) -> str:
-        return self._kept.path_of(step)
+        return str(self._kept.path_of(step))
 
     def _delete_chkpt_at_step(self, step: int) -> None:
         self._kept.delete(step)

@@ -73,10 +73,10 @@ def links_of(
       UsageError: a figure is not above 0.
 
     Example:
-      >>> from shoal.plan.topology import parse
-      >>> links_of(parse("v5p:4x4x4 x 2 slices")).network.bytes_per_s  # 4 chips of 50 Gbit/s
+      >>> from shoal.planning import topology
+      >>> links_of(topology.parse("v5p:4x4x4 x 2 slices")).network.bytes_per_s  # 4 of 50 Gbit/s
       25000000000.0
-      >>> links_of(parse("flat:8")).near is None
+      >>> links_of(topology.parse("flat:8")).near is None
       True
     """
     given = {"link_bytes_per_s": link_bytes_per_s, "network_bytes_per_s": network_bytes_per_s}

@@ -35,8 +35,8 @@ class Rings:
       build_ring_across_rings: are the rings themselves ordered as a ring?
       rotate_ring_across_rings: does that ring run along y before x?
 
-    >>> from shoal.plan import placement, topology
-    >>> mesh = placement.place(
+    >>> from shoal.planning import place, topology
+    >>> mesh = place(
     ...     topology.parse("torus:4x2"), {"ring": 8}, compatible_with="dtensor", rings=Rings(dims=1)
     ... )
     >>> mesh.device_ids.tolist()

@@ -129,7 +129,7 @@ def bounds(
         topology, the meshes give different processes for a device.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> mesh = Mesh({"x": 2, "y": 4}, processes=[0, 0, 0, 0, 1, 1, 1, 1])
       >>> found = bounds(Layout(mesh, "x", "y"), Layout(mesh, None, "y"), (8, 8), 4)
       >>> found.largest_bytes, found.total_bytes, found.largest_host_bytes, found.peak_bytes

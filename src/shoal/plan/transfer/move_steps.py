@@ -73,7 +73,7 @@ def spans_processes(step: Step) -> bool:
     All devices run a permute or an exchange as one collective, whichever of them send.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> mesh = Mesh({"host": 2, "own": 2}, device_ids=range(4), processes=[0, 0, 1, 1])
       >>> before, after = Layout(mesh, "host", "own"), Layout(mesh, "host", None)
       >>> spans_processes(Step("all_gather", ("own",), 1, None, before, after))
@@ -99,7 +99,7 @@ def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
       (sender, receiver), positions in the mesh of `before`.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> mesh = Mesh({"x": 2, "y": 2})
       >>> pairs(Layout(mesh, ("x", "y")), Layout(mesh, ("y", "x")))
       ((2, 1), (1, 2))
@@ -154,8 +154,8 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     items of each tile, since for a single item XLA may copy the whole shard into another
     order.
 
-    >>> from shoal.plan.layout import Layout
-    >>> from shoal.plan.mesh import Mesh
+    >>> from shoal import Layout
+    >>> from shoal import Mesh
     >>> mesh = Mesh({"x": 4})
     >>> rows, columns = Layout(mesh, "x", None), Layout(mesh, None, "x")
     >>> move = [Step("all_to_all", ("x",), 0, 1, rows, columns)]

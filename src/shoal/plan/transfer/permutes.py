@@ -57,7 +57,7 @@ class Permutes(NamedTuple):
 def side_of(source: Layout, target: Layout, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the sides of the blocks of which all boxes of a move consist.
 
-    >>> from shoal.plan.mesh import Mesh
+    >>> from shoal import Mesh
     >>> side_of(Layout(Mesh({"x": 4}), "x"), Layout(Mesh({"y": 3}), "y"), (12,))
     (1,)
     """

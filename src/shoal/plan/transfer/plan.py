@@ -171,7 +171,7 @@ def plan_transfer(
         devices or in uneven shards; a plan of too many sends.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> mesh = Mesh({"a": 2, "b": 2, "c": 2})
       >>> source, target = Layout(mesh, "c", "b"), Layout(mesh, ("c", "b", "a"), None)
       >>> print(plan_transfer(source, target, (64, 64), 4))

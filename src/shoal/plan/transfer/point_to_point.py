@@ -169,7 +169,7 @@ def point_to_point(
         2^20 sends.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> mesh = Mesh({"x": 4}, processes=[0, 0, 1, 1])
       >>> print(point_to_point(Layout(mesh, "x"), Layout(mesh, None), (4,), 2))
       PointToPoint(12 sends in 3 rounds, 24 B; 4 devices on 2 hosts)

@@ -200,7 +200,7 @@ def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
         more than 2^62 elements; all in one message.
 
     Example:
-      >>> from shoal.plan.mesh import Mesh
+      >>> from shoal import Mesh
       >>> mesh = Mesh({"x": 2, "y": 2})
       >>> len(regions(Layout(mesh, "x"), Layout(mesh, ("x", "y")), (8,)))
       0

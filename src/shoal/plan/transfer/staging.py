@@ -67,8 +67,8 @@ def staging_of(plan: Transfer) -> Staging:
 
     With too few places it takes more: a chunk has at least one item of each tile.
 
-    >>> from shoal.plan.mesh import Mesh
-    >>> from shoal.plan.transfer.plan import plan_transfer
+    >>> from shoal import Mesh
+    >>> from shoal.planning import plan_transfer
     >>> mesh = Mesh({"x": 4})
     >>> rows, columns = Layout(mesh, "x", None), Layout(mesh, None, "x")
     >>> staging_of(plan_transfer(rows, columns, (1 << 14, 1 << 14), 4))

@@ -76,9 +76,9 @@ def traffic_of(plan: Transfer, topology: Topology | None = None) -> Traffic:
       UsageError: the topology lacks devices of the meshes.
 
     Example:
-      >>> from shoal.plan.layout import Layout
-      >>> from shoal.plan.mesh import Mesh
-      >>> from shoal.plan.transfer.plan import plan_transfer
+      >>> from shoal import Layout
+      >>> from shoal import Mesh
+      >>> from shoal.planning import plan_transfer
       >>> mesh = Mesh({"x": 4}, processes=[0, 0, 1, 1])
       >>> print(traffic_of(plan_transfer(Layout(mesh, "x"), Layout(mesh, None), (8,), 4)))
       same host: 32 B

@@ -28,11 +28,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.runtime.system.failure_words import failure_of, headline_of, text_of
+from shoal.runtime.system.failure_words import failure_of, headline_of, left_in_order, text_of
 
 _AGENT_S = 10.0  # for the agent's SIGTERM; twice the interval of polls that torch had until 2.3
 _POLL_S = 0.02
-_IN_ORDER, _UNKNOWN_CODE = "left the job", "left the job by"  # beginnings of a peer's words
 
 
 class TorchAgent:
@@ -131,5 +130,5 @@ class TorchAgent:
 def _first_failed(peers: Mapping[int, str]) -> int | None:
     """Return the first of them, if it may have ended with another code than 0."""
     process, words = next(iter(peers.items()), (None, ""))
-    is_in_order = words.startswith(_IN_ORDER) and not words.startswith(_UNKNOWN_CODE)
+    is_in_order = left_in_order(words)
     return None if is_in_order else process

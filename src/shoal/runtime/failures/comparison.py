@@ -43,6 +43,11 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("", "program"): (
         "Numbers of Python are compiled in: make them equal, or pass them as arguments."
     ),
+    **dict.fromkeys(
+        (("broadcast", "tree"), ("broadcast", "shape"), ("broadcast", "dtype")),
+        f"broadcast {_SAME_LEAVES}\n"
+        "Receivers can pass None: broadcast(x if process_index() == 0 else None).",
+    ),
     ("barrier", ""): "A barrier needs the same name on every process.",
     ("assert_same", "value"): "It is the first leaf that differs; later ones were not compared.",
     ("make_mesh", ""): "make_mesh needs the same axes, options and devices on every process.",
@@ -68,7 +73,7 @@ _NEEDS = {  # by call and by what is different; "": by anything else
         "them first."
     ),
     ("from_host_local", ""): (
-        "from_host_local needs the same tree, dtypes and layouts on every process."
+        "from_host_local needs the same tree, shapes, dtypes and layouts on every process."
     ),
     ("from_host_local", "value"): (
         "from_host_local needs data that a layout does not split between processes to be equal on "

@@ -449,7 +449,8 @@ def _error(error: ErrorFacts, page: Page) -> list[Line]:
     left = len(error.leaves) + error.more_leaves - 2
     if left > 0:
         lines += page.deeper().text(f"{dots} {left} more", "quiet")
-    for cause in error.caused_by[:2]:
+    shown = [one for one in error.caused_by if not one.message or one.message not in error.message]
+    for cause in shown[:2]:
         at = f" ({cause.place})" if cause.place else ""
         room = max(20, page.room - len("caused by ") - columns(at))
         lines += page.text(f"caused by {_on_one_line(cause, room, dots)}{at}", most=1)

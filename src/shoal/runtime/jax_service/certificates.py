@@ -26,6 +26,8 @@ CERT, KEY, CA = FILES = ("jax_mtls_cert_file", "jax_mtls_key_file", "jax_mtls_ca
 PREFIX = "jax_mtls_peer_uri_prefix"
 VERIFY = "jax_distributed_verify_secure_credentials"
 OPTIONS = (*FILES, PREFIX, VERIFY)
+# Argument of `jax.distributed.initialize` → option of `jax.config`.
+MUTUAL_TLS = {name.removeprefix("jax_").removeprefix("distributed_"): name for name in OPTIONS}
 NO_SHIELD = (
     "JAX's clients connect directly to JAX's coordination service, because its certificate names "
     f"that host: if the host is lost, JAX ends all processes. To avoid this, set {PREFIX}"
@@ -64,10 +66,11 @@ class Certificates(NamedTuple):
     @property
     def keywords(self) -> dict[str, Any]:
         """The arguments of JAX's service and client."""
-        found: dict[str, Any] = {n.removeprefix("jax_"): self.options[n] for n in self.options}
-        if found.pop(VERIFY.removeprefix("jax_"), ""):
-            found["verify_secure_credentials"] = True
-        return found
+        return {
+            name: value == "1" if option == VERIFY else value
+            for name, option in MUTUAL_TLS.items()
+            if (value := self.options.get(option))
+        }
 
     def problem(self) -> str:
         """Return why these options cannot be used on this host; "" if they can."""

@@ -23,11 +23,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.jax_service.certificates import CERT, OPTIONS, Certificates
+from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
 from shoal.runtime.system.local_devices import (
@@ -55,6 +55,7 @@ PRIVATE = {
         "GceTpuCluster",
         "GkeTpuCluster",
     ),
+    "jax._src.config": ("explicit_device_put_scope",),
     "jax._src.distributed": (
         "global_state.client",
         "global_state.coordinator_address",
@@ -195,6 +196,25 @@ def certificates() -> Certificates:
     return Certificates({n: "1" if v is True else str(v) for n, v in values.items() if v})
 
 
+def use_mutual_tls(given: Mapping[str, str | bool]) -> None:
+    """Set JAX's options for mutual TLS, by the arguments that the program gave.
+
+    Raises:
+      InitializeError: this JAX has none.
+    """
+    if not given:
+        return
+    import jax
+
+    if not hasattr(jax.config, CERT):
+        raise InitializeError(
+            f"initialize: {', '.join(f'{name}=' for name in given)} given, but JAX "
+            f"{jax.__version__} has no mutual TLS: install JAX 0.12 or newer"
+        )
+    for name, value in given.items():
+        jax.config.update(MUTUAL_TLS[name], value)
+
+
 def attached() -> Attached | None:
     """Return the job that this process joined through `jax.distributed`, or None."""
     distributed = sys.modules.get("jax._src.distributed")  # an import would take longer
@@ -258,6 +278,24 @@ def current_mesh() -> Any:
         check_version()
         raise
     return None if current.empty else current
+
+
+def explicit_transfers() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which this thread's transfers to devices count as `jax.device_put`'s.
+
+    JAX's transfer guard permits these under "disallow", and refuses them under "disallow_explicit".
+    Those of `jnp.asarray` and `jax.make_array_from_callback` count as implicit ones (jax 0.10 to
+    0.12), though a call of these is no less explicit; and `device_put` of a list of shards takes
+    four times as long.
+    """
+    try:
+        from jax._src import config
+
+        scope: contextlib.AbstractContextManager[None] = config.explicit_device_put_scope()
+    except (ImportError, AttributeError):
+        check_version()
+        raise
+    return scope
 
 
 def backend_exists() -> bool:
@@ -435,7 +473,9 @@ def use_loopback(is_on_one_host: bool | None) -> None:
     _jax.make_gloo_tcp_collectives = make if is_on_one_host is None else connect
 
 
-def install(client: Any, address: str, process: int, num_processes: int) -> None:
+def install(
+    client: Any, address: str, process: int, num_processes: int, partition_index: int | None
+) -> None:
     """Make `client` the one that backends use, as `jax.distributed.initialize` does.
 
     JAX's preemption manager is left out: it would take SIGTERM away from every program. One of ours
@@ -446,8 +486,7 @@ def install(client: Any, address: str, process: int, num_processes: int) -> None
     state = distributed.global_state
     state.client, state.coordinator_address = client, address
     state.process_id, state.num_processes = process, num_processes
-    partition = os.environ.get("JAX_PARTITION_INDEX")
-    state.partition_index = int(partition) if partition else None
+    state.partition_index = partition_index
     state.preemption_sync_manager = _Preemption()
     stay_until_teardown()
 

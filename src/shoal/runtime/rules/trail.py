@@ -46,7 +46,7 @@ class TrailEntry(NamedTuple):
     operation: str  # "put"
     site: str  # call site
     spec: tuple[str, ...]  # options, then a line for each leaf
-    values: str = ""  # "= [1, 2]", a digest, or nothing, for each leaf: the last lines of `spec`
+    values: str = ""  # "= [1, 2]", a digest, or nothing, for each of the last lines of `spec`
 
     @property
     def place(self) -> str:

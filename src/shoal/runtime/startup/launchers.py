@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.arguments import not_texts
+from shoal.arguments import not_one_of, not_texts
+from shoal.arguments import shown as shown_value
 from shoal.errors import InitializeError, raise_all
 from shoal.hashing import short_digest
 from shoal.runtime.startup.launcher_table import (
@@ -30,6 +31,8 @@ from shoal.runtime.startup.options import (
     device_ids,
     given_token,
     host_devices,
+    mutual_tls,
+    partition_index,
     virtual_devices,
     whole,
 )
@@ -38,6 +41,14 @@ from shoal.runtime.system import local_devices
 from shoal.runtime.system.local_devices import LocalPlace
 from shoal.runtime.wire.frames import split_address
 
+# JAX's names of methods → launchers. mpi4py would ask MPI, whose launcher sets the same numbers.
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "deactivate": (),
+    "ompi": ("Open MPI",),
+    "mpi4py": ("Open MPI", "MPICH", "Slurm step"),
+    "slurm": ("Slurm step",),
+    **dict.fromkeys(("tpu", "gcetpu", "gketpu"), ("TPU",)),
+}
 _ADDRESSES = ("SHOAL_COORDINATOR", "SHOAL_RENDEZVOUS", "JAX_COORDINATOR_ADDRESS")
 
 
@@ -60,6 +71,8 @@ class JobPlace(NamedTuple):
     is_on_one_host: bool = False  # as the launcher's variables show
     job: str = ""  # the name that the launcher has given it
     token_source: str = "SHOAL_TOKEN"
+    partition_index: int | None = None  # of this process's devices, for JAX
+    mutual_tls: Mapping[str, str | bool] = {}  # of JAX's service, as the program gave it
 
     @property
     def name(self) -> str:
@@ -128,6 +141,8 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         launched=place.launched.words if place.launched else "",
         is_on_one_host=place.launched is not None and place.launched.is_on_one_host,
         job=env.get("SHOAL_JOB", "").strip(),
+        partition_index=partition_index(arguments, env, problems),
+        mutual_tls=mutual_tls(arguments, problems),
     )
     raise_all("initialize", problems)
     return cluster
@@ -169,6 +184,8 @@ def numbers_of(env: Environment) -> tuple[int, int]:
 def _place(
     arguments: Arguments, env: Environment, problems: list[str], passed_over: list[str]
 ) -> _JobNumbers:
+    method = arguments.cluster_detection_method
+    launchers = _launchers_of(method, problems)
     given = {"process_id": arguments.process_id, "num_processes": arguments.num_processes}
     if given["num_processes"] == 1 and given["process_id"] is None:
         given["process_id"] = 0
@@ -179,10 +196,15 @@ def _place(
             problems.append(f"{shown(given_here)} without {lacking}: pass both or neither")
             return _JobNumbers(0, 1, "arguments")
         return _JobNumbers(*_fit(given_here, "process_id", "num_processes", problems), "arguments")
-    numbers = _of_environment(env, problems, passed_over)
+    numbers = _of_environment(env, problems, passed_over, launchers)
     if numbers is None:
         alone = {name: env[name] for name in _ADDRESSES if env.get(name, "").strip()}
-        if alone:
+        if method is not None and not problems:
+            problems.append(
+                f"cluster_detection_method={shown_value(method)} finds no number of processes: "
+                "pass num_processes= and process_id= (num_processes=1: a job of one)"
+            )
+        elif alone:
             problems.append(
                 f"{shown(alone)} without a count: set SHOAL_NUM_PROCESSES and SHOAL_PROCESS_ID, "
                 "or pass num_processes= and process_id= (num_processes=1: a job of one)"
@@ -207,11 +229,24 @@ def _half(numbers: _Numbers, env: Environment, problems: list[str]) -> _JobNumbe
     return _JobNumbers(0, 1, words)
 
 
+def _launchers_of(method: object, problems: list[str]) -> Sequence[Launcher]:
+    """Return the launchers whose variables count, by a `cluster_detection_method`."""
+    if method is None:
+        return LAUNCHERS
+    names = {**{launcher.name: (launcher.name,) for launcher in LAUNCHERS}, **_METHODS}
+    problems += not_one_of("cluster_detection_method", method, names)
+    chosen = names.get(method, ()) if isinstance(method, str) else ()
+    return [launcher for launcher in LAUNCHERS if launcher.name in chosen]
+
+
 def _of_environment(
-    env: Environment, problems: list[str], passed_over: list[str]
+    env: Environment,
+    problems: list[str],
+    passed_over: list[str],
+    launchers: Sequence[Launcher] = LAUNCHERS,
 ) -> _Numbers | None:
     """Return the numbers of the innermost launcher."""
-    for launcher in LAUNCHERS:
+    for launcher in launchers:
         numbers = _of_launcher(launcher, env, problems, passed_over)
         if numbers is not None:
             return numbers

@@ -33,7 +33,7 @@ from shoal.runtime.jax_service.keeper_link import (
     is_likely_leader,
     without_proxy,
 )
-from shoal.runtime.rules.deadline import ends_at, given_s, left_of
+from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.device_start import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.launchers import JobPlace, decide
@@ -51,15 +51,6 @@ SAVES = "shoal-save"  # the name of saving threads, which meet other processes b
 
 _LOG = logging.getLogger("shoal")
 _CONNECTING = "shoal connects the devices"
-
-
-def deadline_of(caller: str, timeout_s: float | None, setting: str) -> float:
-    """Return the deadline of a call on the monotonic clock, by its `timeout_s` or the setting.
-
-    Raises:
-      UsageError: it is not a positive number.
-    """
-    return ends_at(settings.timeout(caller, timeout_s, setting))
 
 
 def find_cluster(arguments: Arguments, *, reports: bool = False) -> tuple[JobPlace, bool]:
@@ -90,16 +81,11 @@ def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
                 f"initialize({name}={given}), but jax.distributed joined this process as "
                 f"{found.process} of {found.num_processes}"
             )
-    numbers = Arguments(
+    numbers = arguments._replace(
         # A launcher that runs JAX's service runs a meeting place too, and gives its address.
         coordinator_address=None if _is_launched(found.address) else found.address,
         num_processes=found.num_processes,
         process_id=found.process,
-        local_device_ids=arguments.local_device_ids,
-        coordinator_bind_address=arguments.coordinator_bind_address,
-        virtual_devices=arguments.virtual_devices,
-        host_devices=arguments.host_devices,
-        token=arguments.token,
     )
     return decide(numbers, os.environ)
 
@@ -176,7 +162,7 @@ def become_member(
         keeper.dismiss()
         raise
     try:
-        _enter(joined, keeper, token, deadline, is_attached=is_attached)
+        _enter(cluster, joined, keeper, token, deadline, is_attached=is_attached)
     except BaseException as error:
         joined.report("failed", f"initialize: {error}")
         if not is_attached:  # before the services end: JAX's client aborts when its service does
@@ -192,7 +178,13 @@ def become_member(
 
 
 def _enter(
-    joined: TcpCoordinator, keeper: HostKeeper, token: str, deadline: float, *, is_attached: bool
+    cluster: JobPlace,
+    joined: TcpCoordinator,
+    keeper: HostKeeper,
+    token: str,
+    deadline: float,
+    *,
+    is_attached: bool,
 ) -> None:
     """Connect the devices, each host through its keeper's splice; then meet."""
     jax_service = "" if is_attached else joined.jax_service
@@ -220,13 +212,15 @@ def _enter(
     if not is_attached:
         if is_loopback(host := split_address(near)[0]):
             os.environ.update(without_proxy(host, os.environ))
-        _connect_devices(joined, near, deadline)
+        _connect_devices(joined, near, deadline, cluster.partition_index)
     fault_points.reach("initialize.after_devices", joined.process)
     point = Point("initialize", fingerprint="initialize", site=callsite())
     joined.arrive(point, timeout_s=left_of(deadline))
 
 
-def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
+def _connect_devices(
+    joined: Coordinator, near: str, deadline: float, partition_index: int | None
+) -> None:
     """Join JAX's service through `near`. It waits for all; give up when a process is lost.
 
     The call blocks in native code and cannot be interrupted, so it gets its own thread: a daemon,
@@ -255,7 +249,9 @@ def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
     if (error := result.exception()) is not None:
         raise InitializeError(f"JAX's service at {joined.jax_service}: {error}") from error
     connection, jax_service = result.result(), joined.jax_service
-    jax_runtime.install(connection, jax_service, joined.process, joined.num_processes)
+    jax_runtime.install(
+        connection, jax_service, joined.process, joined.num_processes, partition_index
+    )
 
 
 def _disconnect(connected: Future[Any]) -> None:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.arguments import as_integer
+from shoal.arguments import as_integer, not_flags, not_texts
 from shoal.errors import WrongType
+from shoal.runtime.jax_service.certificates import MUTUAL_TLS
 from shoal.runtime.wire.frames import split_address
 
 Environment = Mapping[str, str]
@@ -24,6 +25,13 @@ class Arguments(NamedTuple):
     virtual_devices: int | None = None
     host_devices: int | None = None
     token: str | None = None
+    cluster_detection_method: str | None = None
+    partition_index: int | None = None
+    mtls_cert_file: str | None = None
+    mtls_key_file: str | None = None
+    mtls_ca_file: str | None = None
+    mtls_peer_uri_prefix: str | None = None
+    verify_secure_credentials: bool | None = None
 
 
 def whole(name: str, value: object, least: int, problems: list[str]) -> int | None:
@@ -89,6 +97,23 @@ def host_devices(arguments: Arguments, problems: list[str]) -> int | None:
             "accelerators: pass one of them"
         )
     return whole("host_devices", arguments.host_devices, 1, problems)
+
+
+def partition_index(arguments: Arguments, env: Environment, problems: list[str]) -> int | None:
+    if arguments.partition_index is not None:
+        return whole("partition_index", arguments.partition_index, 0, problems)
+    given = env.get("JAX_PARTITION_INDEX", "").strip()
+    return whole("JAX_PARTITION_INDEX", given, 0, problems) if given else None
+
+
+def mutual_tls(arguments: Arguments, problems: list[str]) -> dict[str, str | bool]:
+    """Return the arguments for mutual TLS of JAX's service that are given."""
+    given = {name: getattr(arguments, name) for name in MUTUAL_TLS}
+    verify = "verify_secure_credentials"
+    problems += not_texts(**{name: value for name, value in given.items() if name != verify})
+    given = {name: value for name, value in given.items() if value is not None}
+    problems += not_flags(**{name: value for name, value in given.items() if name == verify})
+    return given
 
 
 def device_ids(

@@ -186,6 +186,15 @@ def fate_of(words: str) -> str:
     return f"raised {headline}" if has_raised else f"is gone: {headline}"
 
 
+def left_in_order(words: str) -> bool:
+    """Return whether a process left the job without a failure.
+
+    >>> left_in_order("left the job; last at step (a.py:4)"), left_in_order("its disk is full")
+    (True, False)
+    """
+    return words.startswith("left the job") and not words.startswith("left the job by")
+
+
 def particulars_of(words: str) -> str:
     """Return the text after the headline: the traceback, or nothing."""
     words = words.strip("\n")
