@@ -126,7 +126,10 @@ def _refusal(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     needed = {one.name for one in given if one.default is one.empty and one.name in positional}
     lacking = [name for name in positional[len(args) :] if name in needed - {*kwargs}]
     problems += [f"needs {' and '.join(lacking)}"] if lacking else []
-    hint = hint_within(function.__qualname__, *(kwargs if args or kwargs else [""]))
+    wrong = list[str](kwargs)
+    if not args and not kwargs:
+        wrong = [""]  # as barrier()
+    hint = hint_within(function.__qualname__, *wrong)
     name = _public_name(function)
     bare = signature.replace(parameters=given, return_annotation=signature.empty)
     return f"{name}: {'; '.join(filter(None, [*problems, hint]))}\ncall it as {name}{bare}"

@@ -148,15 +148,9 @@ def make_mesh(
 
 
 @refused_for_all(_fail)
-def planned_mesh(
-    axes: object,
-    *,
-    devices: Iterable[jax.Device | int] | str | None,
-    order: str | None = None,
-    label: str,
-) -> Mesh:
-    """Return the planning value of a mesh with a label, as `make_mesh` makes it: for facades."""
-    return _made(axes, devices, OrderWish(order), None, "main", label=label)
+def planned_mesh(axes: object, *, devices: Iterable[jax.Device | int], label: str) -> Mesh:
+    """Return the planning value of a mesh of listed devices, with a label: for facades."""
+    return _made(axes, devices, OrderWish("given"), None, "main", label=label)
 
 
 @refused_for_all(_fail)

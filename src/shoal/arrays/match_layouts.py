@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shoal.arguments import not_flags
@@ -24,12 +23,12 @@ from shoal.arrays.bridge.leaf_layouts import (
     Path,
     cannot_be_pending,
     is_function,
-    is_mesh,
     is_one_layout,
     layout_for,
+    meshes_in,
     must_divide,
 )
-from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh, use_mesh
+from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all, with_article
 from shoal.plan.layout import Layout
@@ -229,11 +228,7 @@ def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mes
 
 
 def _mesh_named(given: Any) -> Mesh | None:
-    if isinstance(given, NamedSharding):
-        given = on_current_mesh(given)
-    if isinstance(given, Layout | NamedSharding):
-        return mesh_of("match_layouts", given.mesh)
-    return mesh_of("match_layouts", given) if is_mesh(given) else None
+    return next(meshes_in(given), None)
 
 
 def _listed(names: Sequence[str]) -> str:

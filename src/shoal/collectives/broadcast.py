@@ -54,10 +54,9 @@ def broadcast(
     delivered.
 
     Up to 64 KiB are sent in the same round trip, or in two if a process passes None, and nothing is
-    compiled. Larger values are sent
-    through memory that the processes of one host share. Between hosts they are sent in chunks over
-    one device of each process or, among a subset of the job, through the coordinator. Memory: the
-    result, and a few chunks of 4 MiB.
+    compiled. Larger values are sent through memory that the processes of one host share. Between
+    hosts they are sent in chunks over one device of each process or, among a subset of the job,
+    through the coordinator. Memory: the result, and a few chunks of 4 MiB.
 
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
@@ -117,10 +116,9 @@ def broadcast(
 
     def again(lines: Iterable[str], payload: bytes = b"") -> bytes:
         further = call._replace(spec=(named, *lines))
-        left_s = deadline.left_s
-        return agree(coordinator, further, payload, timeout_s=left_s, group=group.named, lane=lane)[
-            source
-        ]
+        left_s, named_group = deadline.left_s, group.named
+        met = agree(coordinator, further, payload, timeout_s=left_s, group=named_group, lane=lane)
+        return met[source]
 
     spec = _tree_of_source(answers, coordinator.process, source, spec, again)
     payload = answers[source][wire.DIGEST_BYTES :]

@@ -168,7 +168,10 @@ def digest_of(items: ItemsInOrder) -> bytes:
         for start in share:
             found[start] = content_digest(items.read(start, start + step).data)
 
-    in_threads(blocks, starts, min(_THREADS, num_cores()))
+    if len(starts) > 1:
+        in_threads(blocks, starts, min(_THREADS, num_cores()))
+    else:
+        blocks(iter(starts))
     return _joined(found[start] for start in starts)
 
 

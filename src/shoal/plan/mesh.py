@@ -28,6 +28,8 @@ from shoal.plan.notation.words import Words
 
 IntArray = NDArray[np.int64]
 
+_AXIS_TYPES = {"Auto": "auto", "Explicit": "explicit"}  # name of JAX's `AxisType` → ours
+
 
 @local
 class Mesh:
@@ -406,9 +408,6 @@ def mesh_of(operation: str, given: Any) -> Mesh:
         return _planned(given)
     except UsageError as error:
         raise UsageError(f"{operation}: {error}") from None
-
-
-_AXIS_TYPES = {"Auto": "auto", "Explicit": "explicit"}  # name of JAX's `AxisType` → ours
 
 
 @lru_cache(maxsize=256)

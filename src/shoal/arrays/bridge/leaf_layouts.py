@@ -41,7 +41,9 @@ class Leaf(NamedTuple):
         """The sharding of an array on the target."""
         if isinstance(self.given, NamedSharding):
             return self.given
-        return sharding_of(self.layout) if self.given is None else _with_spec(*self[2:])
+        if self.given is None:
+            return sharding_of(self.layout)
+        return _with_spec(self.layout, self.given)
 
     @property
     def spec(self) -> PartitionSpec:
@@ -231,6 +233,13 @@ def _is_dim(dim: Any) -> bool:
     return dim is None or isinstance(dim, str)
 
 
+def axes_of(dim: Any) -> tuple[str, ...]:
+    """Return the axes of one entry of a spec: None, a name, or a tuple of names."""
+    if isinstance(dim, str):
+        return (dim,)
+    return tuple(dim or ())
+
+
 def _is_ambiguous(node: Any, given: Any) -> bool:
     """Could a tuple mean one layout or one per element of a tuple, with different results?"""
     if not (type(given) is type(node) is tuple and len(given) == len(node)):
@@ -240,7 +249,7 @@ def _is_ambiguous(node: Any, given: Any) -> bool:
 
 def _names_twice(given: tuple[Any, ...]) -> bool:
     """True for dims that name an axis twice: they are several layouts, not one."""
-    axes = [axis for dim in given for axis in ((dim,) if isinstance(dim, str) else dim or ())]
+    axes = [axis for dim in given for axis in axes_of(dim)]
     return len({*axes}) < len(axes)
 
 
@@ -284,7 +293,7 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
         return Leaf(name, value, layout, given if isinstance(given, NamedSharding) else None)
     spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
     partial = dict.fromkeys(spec.unreduced, "sum")
-    layout = Layout(_mesh_in_force(given), *padded_dims(spec, rank), partial=partial)
+    layout = Layout(mesh_in_force(given), *padded_dims(spec, rank), partial=partial)
     return Leaf(name, value, layout, spec)
 
 
@@ -296,7 +305,9 @@ def dims_of(given: Any) -> tuple[Any, ...]:
     spec = getattr(given, "spec", given)
     if isinstance(spec, PartitionSpec):
         return tuple(spec.partitions)
-    return () if is_mesh(spec) or isinstance(spec, Sharding) else _dims(spec)
+    if is_mesh(spec) or isinstance(spec, Sharding):
+        return ()
+    return _dims(spec)
 
 
 def whole_rows(layouts: Layouts) -> list[str]:
@@ -328,7 +339,12 @@ def padded(layout: Layout, rank: int) -> Layout:
     return Layout(layout.mesh, *layout.dims, *[None] * missing, partial=layout.partial)
 
 
-def _mesh_in_force(given: object) -> Mesh:
+def mesh_in_force(given: object) -> Mesh:
+    """Return the mesh for a layout that names none.
+
+    Raises:
+      UsageError: there is none.
+    """
     mesh = default_mesh()
     if mesh is None:
         raise UsageError(

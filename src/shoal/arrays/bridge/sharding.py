@@ -88,13 +88,13 @@ def _sharding(
     other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
     if other:
         raise UsageError(
-            f"sharding_of: {layout!r} has pending reductions other than sums: "
+            f"named_sharding: {layout!r} has pending reductions other than sums: "
             f"{', '.join(other)}; JAX supports only sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:
         raise UsageError(
-            f"sharding_of: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
+            f"named_sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
             "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
     unreduced = {"unreduced": set(partial)} if partial else {}

@@ -82,7 +82,8 @@ def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
     Raises:
       UsageError: it is not a layout, or there is no mesh for it.
     """
-    raise_all(operation, whole_rows(given) if is_mesh(given) else [])
+    if is_mesh(given):
+        raise_all(operation, whole_rows(given))
     if is_function(given) or not is_one_layout(given):
         raise UsageTypeError(f"{operation}: {given!r} is not one layout: pass that of one array")
     rank = max(len(dims_of(given)), dim + 1, 1)

@@ -116,7 +116,8 @@ def fail_any_move(
         leaf, array = known.get(path_text(path)), concrete(value)
         if array is None or leaf is None or _is_sent(leaf, move_of(leaf, array)):
             is_sent = True
-            arrays += [] if array is None else [array]
+            if array is not None:
+                arrays.append(array)
     if is_sent or not known:
         meshes = [leaf.layout.mesh for leaf in leaves if leaf.layout is not None]
         fail_program(operation, error, arrays, meshes or meshes_in(layouts))

@@ -88,8 +88,9 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     for leaf in leaves:
         uneven: list[str] = []
         must_divide(leaf, uneven)
-        own = f"; {_OWN_ROWS}" if len(leaf.layout.mesh.process_indices) > 1 else ""
-        problems += [f"{problem}{own}" for problem in uneven]
+        if uneven and len(leaf.layout.mesh.process_indices) > 1:
+            uneven = [f"{problem}; {_OWN_ROWS}" for problem in uneven]
+        problems += uneven
         cannot_be_pending(leaf, problems)
         if _is_elsewhere(leaf.value) and relabelled(leaf.value, leaf.sharding) is None:
             problems.append(f"{leaf.path}: {_where(leaf.value)}")

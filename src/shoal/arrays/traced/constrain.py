@@ -21,6 +21,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
+    axes_of,
     cannot_be_pending,
     leaf_layouts,
     must_divide,
@@ -199,8 +200,7 @@ def _auto_on_explicit(leaf: Leaf) -> str:
     if not is_auto or {*here.axis_types} != {AxisType.Explicit}:
         return ""
     spec = jax.typeof(leaf.value).sharding.spec
-    typed = [dim if isinstance(dim, tuple) else (dim,) if dim else () for dim in spec]
-    if typed == [*leaf.layout.axes_of_dims]:
+    if tuple(map(axes_of, spec)) == leaf.layout.axes_of_dims:
         return ""
     axes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
     return (
@@ -305,7 +305,7 @@ def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
     Explicit ones in its type.
     """
     types = leaf.layout.mesh.axis_types
-    each = [(dim,) if isinstance(dim, str) else dim or () for dim in leaf.spec.partitions]
+    each = map(axes_of, leaf.spec.partitions)
     dims = [tuple(a for a in dim if types[a] == kind) for dim in each]
     partial = {"unreduced": set(leaf.layout.partial)} if leaf.layout.partial else {}
     spec = PartitionSpec(*[dim or None for dim in dims], **partial if kind == "explicit" else {})

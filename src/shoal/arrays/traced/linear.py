@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
+    axes_of,
     cannot_be_pending,
     leaf_layouts,
     must_divide,
@@ -102,13 +103,13 @@ def _contracted(
     """
     dims = (((x.ndim - 1,), (1,)), ((), ()))
     (*lead, inner), (rows, columns) = (
-        [*map(_axes, jax.typeof(a).sharding.spec)] or [()] * a.ndim for a in (x, weight)
+        [*map(axes_of, jax.typeof(a).sharding.spec)] or [()] * a.ndim for a in (x, weight)
     )
     used = {axis for dim in lead for axis in dim}
     if not inner and used.isdisjoint(columns):
         inner = columns
     kept = rows if {*used, *inner}.isdisjoint(rows) else ()
-    result = [*lead, rows] if where is None else [*map(_axes, where.spec)]
+    result = [*lead, rows] if where is None else [*map(axes_of, where.spec)]
     result += [()] * (x.ndim - len(result))
     has_pending = where is not None and bool(where.spec.unreduced)  # which does not move afterwards
     is_plain = has_pending or (columns, rows, result) == (inner, kept, [*lead, rows])
@@ -118,10 +119,6 @@ def _contracted(
         where = NamedSharding(mesh, PartitionSpec(*lead, kept))
     y = jax.lax.dot_general(x, weight, dims, preferred_element_type=dtype, out_sharding=where)
     return y if is_plain else _moved(y, mesh, *result)
-
-
-def _axes(dim: Any) -> tuple[str, ...]:
-    return (dim,) if isinstance(dim, str) else dim or ()
 
 
 def _moved(x: jax.Array, mesh: Any, *dims: tuple[str, ...]) -> jax.Array:
@@ -193,7 +190,7 @@ def _dtype(given: Any, default: Any) -> Any:
 def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
     """Name the Explicit axes that split both a leading dim of `x` and the rows of the weight."""
     dims = [*jax.typeof(x).sharding.spec[:-1], jax.typeof(weight).sharding.spec[0]]
-    used = [axis for dim in dims for axis in _axes(dim)]
+    used = [axis for dim in dims for axis in axes_of(dim)]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if not twice:
         return []

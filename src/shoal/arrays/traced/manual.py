@@ -18,6 +18,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
+    axes_of,
     cannot_be_pending,
     dims_of,
     is_function,
@@ -328,7 +329,7 @@ def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
     def spec(given: Any, axes: frozenset[str]) -> PartitionSpec:
         if isinstance(given, Layout):
             return _spec(given, axes)
-        each = [(dim,) if isinstance(dim, str) else dim or () for dim in dims_of(given)]
+        each = map(axes_of, dims_of(given))
         return PartitionSpec(*[tuple(a for a in dim if a in axes) or None for dim in each])
 
     for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout):

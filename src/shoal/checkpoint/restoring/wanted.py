@@ -20,9 +20,16 @@ from jax.sharding import (
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
-from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide, padded, sharding_in
+from shoal.arrays.bridge.leaf_layouts import (
+    Leaf,
+    is_mesh,
+    mesh_in_force,
+    must_divide,
+    padded,
+    sharding_in,
+)
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding_of
-from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
+from shoal.arrays.bridge.use_mesh import on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord, in_memory, layout_and_memory
 from shoal.checkpoint.restoring.target import Fit, TargetLeaf
@@ -35,7 +42,7 @@ from shoal.checkpoint.tree.plain_values import kind_of, remedy
 from shoal.collectives.leaves import leaf_of
 from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import Mesh, mesh_of
+from shoal.plan.mesh import mesh_of
 
 STORED = "stored"
 _NUMBERS = ("bool", "int", "float", "complex")
@@ -133,9 +140,9 @@ def _target_leaf(name: str, value: Any) -> TargetLeaf:
     if isinstance(value, Format):
         value = sharding_in(value)
     if isinstance(value, NamedSharding):
-        value = _with_devices(value)
+        value = on_current_mesh(value)
     if _is_layout(value):
-        has_dims = not isinstance(value, Mesh | jax.sharding.Mesh)
+        has_dims = not is_mesh(value)
         return TargetLeaf(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return _like(name, value)
@@ -164,7 +171,9 @@ def _no_target(name: str, value: Any) -> TargetLeaf:
         why = "is a device; pass jax.sharding.SingleDeviceSharding(device)"
     if (dtype := _given_dtype(value)) is not None:
         why = f"is the dtype {dtype}; pass jax.ShapeDtypeStruct(shape, {str(dtype)!r})"
-    hint = remedy(value) if isinstance(value, Enum) or is_dataclass(value) else f"it {why}"
+    hint = f"it {why}"
+    if isinstance(value, Enum) or is_dataclass(value):
+        hint = remedy(value)
     return TargetLeaf(name, text="as stored", hint=hint, no_array=why)
 
 
@@ -177,7 +186,9 @@ def _given_dtype(value: Any) -> np.dtype[Any] | None:
     if not isinstance(value, np.dtype | type):
         return None
     dtype = np.dtype(value)
-    return None if dtype.hasobject and isinstance(value, type) else dtype  # any class is an object
+    if dtype.hasobject and isinstance(value, type):  # any class is an object
+        return None
+    return dtype
 
 
 def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
@@ -218,7 +229,7 @@ def _with_devices(place: Any) -> Any:
 
 
 def _is_layout(value: Any) -> bool:
-    return isinstance(value, Layout | Sharding | PartitionSpec | Mesh | jax.sharding.Mesh)
+    return isinstance(value, Layout | Sharding | PartitionSpec) or is_mesh(value)
 
 
 def is_placement(value: Any) -> bool:
@@ -265,16 +276,11 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
 
 def _on_mesh(given: Any) -> Any:
     """Put a PartitionSpec on the mesh of `use_mesh`; a mesh alone replicates the leaf."""
-    if isinstance(given, Mesh | jax.sharding.Mesh):
+    if is_mesh(given):
         return NamedSharding(jax_mesh(given), PartitionSpec())
     if not isinstance(given, PartitionSpec):
         return given
-    mesh = default_mesh()
-    if mesh is None:
-        raise UsageError(
-            f"{given!r} needs a mesh: pass a NamedSharding, or use `with use_mesh(mesh):`"
-        )
-    return NamedSharding(jax_mesh(mesh), given)
+    return NamedSharding(jax_mesh(mesh_in_force(given)), given)
 
 
 @lru_cache(maxsize=4096)
@@ -308,7 +314,7 @@ def _text(given: Any) -> str:
     """Return a placement's text for comparison between processes: equal if they mean the same."""
     if isinstance(given, Layout):
         return given.text
-    if isinstance(given, Mesh | jax.sharding.Mesh):
+    if is_mesh(given):
         return f"replicated on {mesh_of('restore', given).text}"
     if isinstance(given, PartitionSpec):
         return str(given)

@@ -159,7 +159,7 @@ def _no_devices(operation: str, local_devices: Devices) -> None:
 
 def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
     with prefix_errors(operation):
-        mesh = planned_mesh(_pairs(operation, dims), devices=ids, order="given", label=name)
+        mesh = planned_mesh(_pairs(operation, dims), devices=ids, label=name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 
