@@ -80,6 +80,8 @@ class Sources:
         self._signals: SignalWatch | None = None
         self._grace_s: dict[int, float | None] = {}
         self._is_closed = threading.Event()
+        self._speaking = threading.RLock()
+        self._is_silent = False  # the interpreter is ending
 
     def watch(
         self,
@@ -109,6 +111,7 @@ class Sources:
         if not self.is_set_up:
             # Threads that outlive the program's names hold its functions, and so its open files.
             atexit.register(self._write_files)
+            atexit.register(self.fall_silent)
         self.is_set_up = True
         for number in numbers:
             self._grace_s[number] = grace_s
@@ -145,6 +148,20 @@ class Sources:
         if os.getpid() == self.pid:  # else these are a fork's copies
             write_open_files()
 
+    def fall_silent(self) -> None:
+        """Write no further log message. Waits for the one that is being written.
+
+        Python aborts if a thread is writing to stderr when the interpreter is torn down.
+        """
+        if os.getpid() == self.pid:  # else the thread that holds the lock may not exist here
+            with self._speaking:
+                self._is_silent = True
+
+    def _log(self, text: str, *values: object, exc_info: bool = False) -> None:
+        with self._speaking:
+            if not self._is_silent:
+                _LOG.warning(text, *values, exc_info=exc_info)
+
     def _take(self, number: int) -> None:
         """Handle a signal."""
         watch = self._signals
@@ -160,7 +177,7 @@ class Sources:
                 given = _given(ask(), source)
             except Exception as error:  # noqa: BLE001 - a source of the user's
                 if not has_failed:
-                    _LOG.warning("notices: %s: %s: %s", source, type(error).__name__, error)
+                    self._log("notices: %s: %s: %s", source, type(error).__name__, error)
                 has_failed = True
             else:
                 if given is not None and given.reason != last:
@@ -174,12 +191,12 @@ class Sources:
         try:
             is_new = self._give(given)
         except Exception:  # noqa: BLE001 - or the thread would end, and with it all that follows
-            _LOG.exception("notice from %s: it could not be sent", given.source)
+            self._log("notice from %s: it could not be sent", given.source, exc_info=True)
             return
         with contextlib.suppress(Exception):  # handlers and filters may raise
             left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s left"
             if is_new:
-                _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
+                self._log("notice from %s: %s%s", given.source, given.reason, left)
 
 
 def _given(answer: Any, source: str) -> ReceivedNotice | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import signal
 import subprocess
@@ -399,3 +400,37 @@ def test_the_public_functions_watch_in_the_process_that_calls_them():
         """,
         75,
     ) == ["SIGTERM", "4", "False", "True", "-15"]
+
+
+def test_the_end_of_the_program_waits_for_a_message_that_is_written_and_allows_no_more(heard):
+    # Python aborts if a thread writes then: "could not acquire lock … at interpreter shutdown".
+    _, sources = heard
+    begun, go_on, written = threading.Event(), threading.Event(), []
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+            written.append(record.getMessage())
+
+    def fails():
+        raise OSError("no such server")
+
+    slow = Slow()
+    logging.getLogger("shoal").addHandler(slow)
+    try:
+        watch(sources, poll=[fails])
+        assert begun.wait(PATIENCE_S)
+        end = threading.Thread(target=sources.fall_silent)
+        end.start()
+        end.join(0.2)
+        assert end.is_alive()
+        go_on.set()
+        end.join(PATIENCE_S)
+        assert len(written) == 1
+        looks = threading.Semaphore(0)
+        watch(sources, poll=[fails, looks.release])
+        assert all(looks.acquire(timeout=PATIENCE_S) for _ in range(3))
+        assert len(written) == 1
+    finally:
+        logging.getLogger("shoal").removeHandler(slow)
