@@ -17,7 +17,13 @@ from pathlib import PurePath
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-_ARRAYS = ("its .detach().cpu().numpy()", "its .numpy()", "its .to_numpy()", "np.asarray(…) of it")
+_ARRAYS = (
+    "its .detach().cpu().numpy()",
+    "its .numpy()",
+    "its .to_numpy()",
+    "jax.ref.get(…) of it",
+    "np.asarray(…) of it",
+)
 _REGISTER = "jax.tree_util.register_dataclass"
 _AS_DICT = "dataclasses.asdict(…) of it"
 _COLUMNS = "the .to_numpy() of each of its columns"
@@ -68,6 +74,7 @@ _KNOWN: Mapping[tuple[str, str], str] = {
     ("haiku", "Module"): "its parameters, not the module",
     ("scipy", "spmatrix"): "the .data, .indices and .indptr of its .tocsr()",
     ("scipy", "sparray"): "the .data, .indices and .indptr of its .tocsr()",
+    ("jax", "Ref"): _ARRAYS[3],
     ("jax", "Sharding"): _PLACED,
     ("jax", "Mesh"): _PLACED,
     ("jax", "PartitionSpec"): _PLACED,

@@ -223,6 +223,22 @@ def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
     assert launch.leaves_nobody()
 
 
+def test_the_exit_of_a_runner_is_shown_with_its_own_frames_alone(launch):
+    script = (
+        "import unittest, shoal\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "class Test(unittest.TestCase):\n"
+        "    def test(self): assert shoal.process_index() == 0\n"
+    )
+    finished = launch.run("-n", "2", "-m", "unittest", script=script)
+    assert finished.code == 1, finished.err
+    report = finished.err[finished.err.index("shoal run: failed") :].splitlines()
+    assert report[0].endswith(": process 1 of 2 ended with exit code 1")
+    frames = [line for line in report if line.startswith("  File ")]
+    assert len(frames) == 3
+    assert all('File "unittest/' in line for line in frames), finished.err
+
+
 @pytest.mark.parametrize(
     ("script", "end"),
     [

@@ -371,9 +371,11 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
     entries = [*_entries(error.__traceback__)]
     shows_all = settings.text("SHOAL_TRACEBACK") == "full" or BUG in getattr(error, "__notes__", ())
     own = [i for i, entry in enumerate(entries) if shows_all or is_of_program(entry.tb_frame)]
+    is_exit = isinstance(error, SystemExit)  # raised by the hook of `sys.exit`
     if not own:
-        return tuple(map(_frame, entries[-3:])), {}, 0
-    if isinstance(error, SystemExit):  # raised by the hook of `sys.exit`
+        shown = [entry for entry in entries if not (is_exit and is_ours(entry.tb_frame))]
+        return tuple(map(_frame, shown[-3:])), {}, 0
+    if is_exit:
         entries = entries[: own[-1] + 1]
     below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
     chosen, repeats = _unrepeated([entries[i] for i in own])
