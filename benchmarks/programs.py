@@ -106,6 +106,29 @@ LM1B = Program(
     " tensorflow_cpu tensorflow-datasets tensorboard importlib_resources",
     elsewhere=1e-6,
 )
+COOKBOOK = Program(
+    name="cookbook",
+    repository="jax-ml/jax",
+    commit="cec06d116c05f0d52adfceee3d3b730fdbcb0ce5",
+    paths="docs/the-training-cookbook.py",
+    start="docs",
+    command="the-training-cookbook.py {work}",
+    loss=r"step: (\d+)\s+train_loss: ([\d.]+)",
+    packages="",
+    elsewhere=1e-6,
+)
+EQUINOX = Program(
+    name="equinox",
+    repository="patrick-kidger/equinox",
+    commit="9336d820b2ef66b360fc6cb3611b3da5cefbb14d",
+    paths="docs/examples/parallelism.ipynb",
+    start="docs/examples",
+    command="-m IPython parallelism.ipynb",
+    loss=r"step (\d+): loss=([\d.]+)",
+    packages="equinox optax ipython nbformat",
+    env="RUN={work}",
+    elsewhere=1e-6,
+)
 PROGRAMS = (
     GEMMA,
     dataclasses.replace(GEMMA, name="gemma-moved"),
@@ -114,6 +137,8 @@ PROGRAMS = (
     BIG_VISION,
     dataclasses.replace(BIG_VISION, name="big_vision-moved", env=""),
     MAXTEXT,
+    COOKBOOK,
+    EQUINOX,
 )
 
 
@@ -230,13 +255,13 @@ def compare(program: Program, directory: Path) -> bool:
         }
         tolerances.append(program.elsewhere)
 
-    print("  step" + "".join(f"{kind:>40}" for kind in runs) + "  largest difference")
+    print("  step" + "".join(f"{kind:>44}" for kind in runs) + "  largest difference")
     agree = True
     for step, (wanted,) in runs["undisturbed"].items():
         columns = [losses.get(step, ["nan"]) for losses in runs.values()]
         off = [max(abs(float(loss) - float(wanted)) for loss in column) for column in columns]
         agree &= all(a <= b for a, b in zip(off, tolerances, strict=True))
-        print(f"  {step:>4}" + "".join(f"{' '.join(c):>40}" for c in columns) + f"  {max(off):.2g}")
+        print(f"  {step:>4}" + "".join(f"{' '.join(c):>44}" for c in columns) + f"  {max(off):.2g}")
     print(f"  {program.name}: the losses {'agree' if agree else 'DIFFER'}", flush=True)
     return agree
 
