@@ -134,13 +134,18 @@ class News:
             return ""
         return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {_BY}"
 
-    def apart_words(self) -> str:
-        """Return a line if none of several processes has joined, else an empty string."""
+    def apart_words(self, *, can_join: bool = False) -> str:
+        """Return a line if none of several processes has joined, else an empty string.
+
+        Args:
+          can_join: whether one still can, as far as is known.
+        """
         if self.joined or len(self._all) == 1:
             return ""
+        yet, later = (" yet", "join later, or ") if can_join else ("", "")
         return (
-            f"no process has joined the job, by {_BY}: unless they joined by other means, these "
-            f"are {len(self._all)} separate programs"
+            f"no process has joined the job{yet}, by {_BY}: unless they {later}joined by other "
+            f"means, these are {len(self._all)} separate programs"
         )
 
     def note_end(self, pid: int, code: int, processes: Collection[int]) -> None:

@@ -280,9 +280,10 @@ class Outliving:
         """Report, once, that no process has joined: as soon as none can, or after a while."""
         if now_s < self._apart_look_s or self._news.is_said_apart:
             return [], self._apart_look_s
-        words = self._news.apart_words()
+        can_join = not self._have_devices()
+        words = self._news.apart_words(can_join=can_join)
         due_s = self._start_s + _APART_S
-        if not words or (now_s < due_s and not self._have_devices()):
+        if not words or (now_s < due_s and can_join):
             self._apart_look_s = min(due_s, now_s + _DEVICES_POLL_S) if words else math.inf
             return [], self._apart_look_s
         self._news.is_said_apart = True
