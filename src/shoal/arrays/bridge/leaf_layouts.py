@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
 from shoal.arrays.bridge.layout_functions import wrong_arguments
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding_of
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding_of, spec_of
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.errors import UsageError, nearest, with_article
 from shoal.plan.layout import Layout
@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
     path: str
     value: Any
     layout: Layout
-    given: NamedSharding | PartitionSpec | None = None  # what the caller wrote, if JAX's
+    given: NamedSharding | PartitionSpec | None = None  # what the caller wrote, in JAX's types
 
     @property
     def sharding(self) -> NamedSharding:
@@ -50,7 +50,7 @@ class Leaf(NamedTuple):
         """The PartitionSpec of `sharding`."""
         if isinstance(self.given, PartitionSpec):
             return self.given
-        return PartitionSpec(*self.layout.dims) if self.given is None else self.given.spec
+        return spec_of(self.layout) if self.given is None else self.given.spec
 
     def on(self, layout: Layout) -> Leaf:
         """Return the leaf with another target."""
@@ -285,7 +285,7 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
     if isinstance(given, Layout):
         layout = padded(given, rank)
         layout.check_shape(np.shape(value))
-        return Leaf(name, value, layout)
+        return Leaf(name, value, layout, spec_of(given))
     if isinstance(given, NamedSharding):
         given = on_current_mesh(given)
     if isinstance(given, Sharding):

@@ -97,10 +97,13 @@ def _sharding(
             f"named_sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
             "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
-    unreduced = {"unreduced": set(partial)} if partial else {}
-    return NamedSharding(
-        jax_mesh(layout.mesh, devices=devices), PartitionSpec(*layout.dims, **unreduced)
-    )
+    return NamedSharding(jax_mesh(layout.mesh, devices=devices), spec_of(layout))
+
+
+def spec_of(layout: Layout) -> PartitionSpec:
+    """Return the PartitionSpec of a layout, whose pending reductions are sums."""
+    unreduced = {"unreduced": set(layout.partial)} if layout.partial else {}
+    return PartitionSpec(*layout.dims, **unreduced)
 
 
 def memory_of(given: Sharding) -> str:
