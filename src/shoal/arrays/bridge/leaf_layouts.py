@@ -78,7 +78,10 @@ def leaf_layouts(
     the meshes'; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
-    _pair(tree, layouts, (), pairs, problems)
+    try:
+        _pair(tree, layouts, (), pairs, problems)
+    except ValueError as error:
+        raise UsageError(not_a_tree(error)) from error
     leaves: list[Leaf] = []
     names: dict[str, list[str]] = {}  # problem → names of the leaves that have it
     for path, value, given in pairs:
@@ -94,6 +97,11 @@ def leaf_layouts(
             names.setdefault(str(error), []).append(path_text(path))
     problems += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
     return leaves, jax.tree.structure(tree)
+
+
+def not_a_tree(error: ValueError) -> str:
+    """Return what is wrong with a tree that JAX cannot flatten, and what to write."""
+    return f"not a pytree: {error.__cause__ or error}; give all keys of a dict one type"
 
 
 def path_text(path: Path) -> str:
@@ -153,7 +161,9 @@ def _pair(
         return
     wanted, found = _children(given), _children(node)
     if wanted is None:
-        problems.append(f"{path_text(path)}: {not_a_layout(given)}")
+        is_swapped = isinstance(node, Layout | Sharding | PartitionSpec) or is_mesh(node)
+        why = "the values come first, then their layouts" if is_swapped else not_a_layout(given)
+        problems.append(f"{path_text(path)}: {why}")
     elif found is None:
         problems.append(
             f"{path_text(path)}: one {_what(node)} here, but "

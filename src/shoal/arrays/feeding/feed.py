@@ -34,7 +34,13 @@ import numpy as np
 from shoal import settings
 from shoal.arguments import count, integer, not_flags
 from shoal.arrays.bridge.agreed_devices import owners_of
-from shoal.arrays.bridge.leaf_layouts import Layouts, is_function, is_one_layout, whole_rows
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    is_function,
+    is_one_layout,
+    not_a_layout,
+    whole_rows,
+)
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState, by_number
 from shoal.arrays.feeding.batch_verdict import LAST
@@ -489,7 +495,9 @@ def rows_layout(layouts: Layouts) -> Layout:
     layouts_seen: dict[Layout, None] = {}
     without_dims: dict[Layout, None] = {}  # of leaves without rows, if others have rows
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if is_function(one) or not is_one_layout(one):
+        if not is_one_layout(one):
+            raise UsageTypeError(f"feed: {not_a_layout(one)}")
+        if is_function(one):
             raise UsageTypeError(
                 f"feed: {one!r} cannot be resolved before there are leaves: pass layouts"
             )
