@@ -44,6 +44,14 @@ def test_a_tree_before_its_path(tmp_path, rows):
         shoal.restore({"w": rows}, tmp_path / "x")
 
 
+def test_shapes_before_rules_and_a_spec_without_a_mesh(rows):
+    with pytest.raises(shoal.UsageError, match=r"rule 'w': array.* is not a layout") as caught:
+        shoal.match_layouts({"w": VALUE}, {"**": P()}, mesh=rows.mesh)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(shoal.UsageError, match=r"write shoal.Layout\(mesh, P\('data',\)\)"):
+        shoal.layout_of(rows.spec)
+
+
 @pytest.mark.parametrize("verb", [
     lambda tree, rows: shoal.put(tree, rows),
     lambda tree, rows: shoal.from_host_local(tree, rows),

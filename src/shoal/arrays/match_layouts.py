@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shoal.arguments import not_flags
-from shoal.arrays.bridge.layout_functions import wrong_arguments
+from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -209,7 +209,8 @@ def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
         if not isinstance(pattern, str) or not pattern:
             problems.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
         elif not is_one_layout(given):
-            text = f"{given!r} is not a layout; pass a tuple of axis names and None, or a Layout"
+            text = "is not a layout; pass a tuple of axis names and None, or a Layout"
+            text = f"{short_text(given)} {text}"
             problems.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))

@@ -57,6 +57,8 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
             f"layout_of: {jax.typeof(x)} is a value inside jit: the compiler has not placed it "
             "yet; constrain it, or ask for the layout of the result"
         )
+    if isinstance(x, PartitionSpec):
+        raise UsageTypeError(f"layout_of: {x} names no mesh: write shoal.Layout(mesh, {x})")
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         raise UsageTypeError(
             f"layout_of: {with_article(type(x).__name__)} has no layout: put it on a mesh"
