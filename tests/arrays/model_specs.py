@@ -10,12 +10,54 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from flax import nnx
+from flax import nnx, traverse_util
 from jax import NamedSharding, P
 
 import shoal
 
 RULES = (("embed", "fsdp"), ("mlp", "tensor"))
+
+# Of flax's examples: parameter, small shape with the rank of the example's, spec or logical axes.
+GEMMA = {
+    ("embedder", "embedding"): ((32, 16), P("tensor", "fsdp")),
+    ("layers", 0, "pre_attention_norm", "scale"): ((16,), P("tensor")),
+    ("layers", 0, "attn", "attn_vec_einsum", "kernel"): ((4, 8, 16), P("tensor", None, "fsdp")),
+    ("layers", 0, "attn", "q_einsum", "kernel"): ((4, 16, 8), P("tensor", "fsdp", None)),
+    ("layers", 0, "attn", "kv_einsum", "kernel"): ((2, 1, 16, 8), P(None, None, "fsdp", None)),
+    ("layers", 0, "attn", "_query_norm", "scale"): ((8,), None),
+    ("layers", 0, "attn", "_key_norm", "scale"): ((8,), None),
+    ("layers", 0, "post_attention_norm", "scale"): ((16,), P("tensor")),
+    ("layers", 0, "pre_ffw_norm", "scale"): ((16,), P("tensor")),
+    ("layers", 0, "mlp", "gate_proj", "kernel"): ((16, 32), P("fsdp", "tensor")),
+    ("layers", 0, "mlp", "up_proj", "kernel"): ((16, 32), P("fsdp", "tensor")),
+    ("layers", 0, "mlp", "down_proj", "kernel"): ((32, 16), P("tensor", "fsdp")),
+    ("layers", 0, "post_ffw_norm", "scale"): ((16,), P("tensor")),
+    ("layers", 1, "attn", "qkv_einsum", "kernel"): ((3, 4, 16, 8), P(None, "tensor", "fsdp", None)),
+    ("final_norm", "scale"): ((16,), P("tensor")),
+}
+LM1B_RULES = (("mlp", "tensor"), ("vocab", "tensor"), ("embed", "fsdp"), ("heads", "tensor"))
+LM1B = {
+    ("Embed_0", "embedding"): ((32, 16), ("vocab", "embed")),
+    ("block_0", "LayerNorm_0", "bias"): ((16,), ("embed",)),
+    ("block_0", "LayerNorm_0", "scale"): ((16,), ("embed",)),
+    # flax's attention has heads in a dim of their own, which these axes of two dims do not know
+    ("block_0", "attention", "query", "kernel"): ((16, 4, 4), ("embed", "kv")),
+    ("block_0", "attention", "out", "kernel"): ((4, 4, 16), ("embed", "kv")),
+    ("block_0", "MlpBlock_0", "Dense_0", "kernel"): ((16, 32), ("embed", "mlp")),
+    ("block_0", "MlpBlock_0", "Dense_0", "bias"): ((32,), ("mlp",)),
+    ("block_0", "MlpBlock_0", "Dense_1", "kernel"): ((32, 16), ("mlp", "embed")),
+    ("block_0", "MlpBlock_0", "Dense_1", "bias"): ((16,), ("embed",)),
+    ("logitdense", "kernel"): ((16, 32), ("embed", "vocab")),
+    ("logitdense", "bias"): ((32,), ("vocab",)),
+}
+NLP_SEQ = {  # without axes: replicated
+    ("embed", "embedding"): ((32, 16), None),
+    ("Encoder1DBlock_0", "LayerNorm_0", "scale"): ((16,), None),
+    ("Encoder1DBlock_0", "attention", "query", "kernel"): ((16, 4, 4), None),
+    ("Encoder1DBlock_0", "MlpBlock_0", "Dense_0", "kernel"): ((16, 32), None),
+    ("Dense_0", "kernel"): ((16, 32), None),
+    ("Dense_0", "bias"): ((32,), None),
+}
 
 
 def shardings(tree):
@@ -89,6 +131,62 @@ def of_linen_with_logical_rules(mesh):
     assert shoal.named_sharding(on_axes, mesh) == own
 
 
+def of_flax_gemma(mesh):
+    def init():
+        made = {
+            path: nnx.Param(jnp.ones(shape), **({"out_sharding": spec} if spec else {}))
+            for path, (shape, spec) in GEMMA.items()
+        }
+        return nnx.State.from_flat_path(made)
+
+    with jax.set_mesh(mesh):
+        state = init()
+        specs, own = nnx.get_partition_spec(state), nnx.get_named_sharding(state, mesh)
+        host = jax.tree.map(np.asarray, state)
+        made = [
+            shoal.create(init, layouts=specs),
+            shoal.put(host, specs),
+            shoal.put(host, own),
+        ]
+        as_made = shoal.create(init)  # of which the compiler drops a None at the end
+    for x, wanted in zip(jax.tree.leaves(as_made), shardings(own), strict=True):
+        assert x.sharding.is_equivalent_to(wanted, x.ndim)
+    assert shardings(shoal.named_sharding(specs, mesh)) == shardings(own)
+    for one in made:
+        assert shardings(one) == shardings(own)
+        assert jax.tree.structure(one) == jax.tree.structure(state)
+
+
+def of_flax_lm1b(mesh):
+    _of_linen(mesh, LM1B)
+
+
+def of_flax_nlp_seq(mesh):
+    _of_linen(mesh, NLP_SEQ)
+
+
+def _of_linen(mesh, table):
+    def init():
+        made = {
+            path: nn.LogicallyPartitioned(jnp.ones(shape), axes) if axes else jnp.ones(shape)
+            for path, (shape, axes) in table.items()
+        }
+        return traverse_util.unflatten_dict(made)
+
+    specs = nn.get_partition_spec(jax.eval_shape(init))
+    own = nn.logical_to_mesh_sharding(specs, mesh, LM1B_RULES)
+    on_axes = nn.logical_to_mesh(specs, LM1B_RULES)
+    with shoal.use_mesh(mesh):
+        made = [
+            shoal.create(init, layouts=own),
+            shoal.create(init, layouts=on_axes),
+            shoal.put(jax.tree.map(np.asarray, nn.unbox(init())), on_axes),
+            shoal.named_sharding(on_axes),
+        ]
+    for one in made:
+        assert shardings(one) == shardings(own)
+
+
 def of_equinox(mesh):
     model = eqx.nn.MLP(8, 8, 16, 2, key=jax.random.key(0))
     params = eqx.filter(model, eqx.is_array)
@@ -99,9 +197,13 @@ def of_equinox(mesh):
     assert jax.tree.structure(placed) == jax.tree.structure(params)
 
 
+CHECKS = (
+    of_nnx, of_linen_with_logical_rules, of_flax_gemma, of_flax_lm1b, of_flax_nlp_seq, of_equinox,
+)  # fmt: skip
+
 if __name__ == "__main__":
     shoal.initialize(virtual_devices=8)
     grid = shoal.make_mesh({"fsdp": 4, "tensor": 2})
-    for check in (of_nnx, of_linen_with_logical_rules, of_equinox):
+    for check in CHECKS:
         check(grid)
         print(check.__name__)

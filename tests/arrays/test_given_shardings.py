@@ -62,6 +62,39 @@ def test_an_array_has_the_spec_that_was_given(verb, mesh):
     assert made.sharding == NamedSharding(mesh, P("data"))
 
 
+@pytest.mark.parametrize("verb", ["put", "put what is there", "create", "constrain", "feed",
+                                  "from_host_local", "relayout", "restore"])  # fmt: skip
+def test_an_array_has_the_dims_of_the_layout_that_was_given(verb, mesh, tmp_path):
+    for spec in SPECS:
+        made = by(verb, shoal.Layout(mesh, spec), tmp_path / str(spec))
+        assert made.sharding == NamedSharding(mesh, spec)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_an_array_of_matched_rules_has_the_spec_of_its_rule(spec, mesh):
+    layouts = shoal.match_layouts({"**": spec}, {"w": VALUE}, mesh=mesh)
+    given = NamedSharding(mesh, spec)
+    assert shoal.named_sharding(layouts) == {"w": given}
+    assert shoal.put({"w": VALUE}, layouts)["w"].sharding == given
+    pieces = shoal.compat.unpack(shoal.put(VALUE, given))
+    for packed in (
+        shoal.compat.pack(pieces, given),
+        shoal.compat.pack(pieces, layouts["w"]),
+        shoal.compat.leave_manual(pieces, given, VALUE.shape),
+    ):
+        assert packed.sharding == given
+
+
+def test_a_spec_with_pending_sums_is_understood():
+    mesh = shoal.make_mesh({"data": 4, "model": 2}, axis_types="explicit")
+    spec = P("data", None, unreduced={"model"})
+    assert shoal.Layout(mesh, spec) == shoal.Layout(mesh, "data", None, partial={"model": "sum"})
+    x, w = (shoal.put(VALUE, NamedSharding(mesh, P(None, "model"))) for _ in range(2))
+    with jax.set_mesh(mesh):
+        made = jax.jit(lambda x, w: shoal.compat.linear(x, w, layout=spec))(x, w)
+    assert jax.typeof(made).sharding.spec == spec
+
+
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_a_loop_compiles_once(kind):
     mesh = shoal.make_mesh({"data": 4, "model": 2}, axis_types=kind)

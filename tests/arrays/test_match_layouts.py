@@ -83,7 +83,7 @@ def test_the_first_rule_that_matches_decides():
     rules = [("params/layers/1/kernel", ()), ("**/kernel", ("data",)), ("**", ())]
     found = match_layouts(rules, SHAPES, mesh=MESH)
     kernels = [layer["kernel"].dims for layer in found["params"]["layers"]]
-    assert kernels == [("data", None), (None, None)]
+    assert kernels == [("data",), ()]
     assert found["params"]["embed"].is_replicated
 
 
@@ -103,13 +103,13 @@ def test_layouts_are_given_in_every_form():
     assert found == {
         "a": Layout(other, "x", None),
         "b": Layout(other, "x", None),
-        "c": Layout(MESH, ("data", "model"), None),
-        "d": Layout(MESH, "data", None),
+        "c": Layout(MESH, ("data", "model")),
+        "d": Layout(MESH, "data"),
         "e": Layout(MESH, None, "data"),
-        "f": Layout(MESH, None, None),
+        "f": Layout(MESH),
     }
     jaxs = sharding_of(Layout(MESH)).mesh
-    assert match_layouts({"**": ()}, shapes, mesh=jaxs)["a"] == Layout(MESH, None, None)
+    assert match_layouts({"**": ()}, shapes, mesh=jaxs)["a"] == Layout(MESH)
 
 
 def test_leaves_without_dims_need_no_rule_and_lie_on_the_mesh_of_theirs():
@@ -270,7 +270,7 @@ def test_a_rule_in_other_names_is_shown_how_leaves_are_called():
 def test_the_path_of_a_leaf_is_a_rule_for_it_alone():
     shapes = {name: jax.ShapeDtypeStruct((8, 4), np.float32) for name in ("w[0]", "w0", "w[z-a]")}
     found = match_layouts({"w[0]": "data", "w[z-a]": "model", "**": ()}, shapes, mesh=MESH)
-    assert [found[name].dims[0] for name in shapes] == ["data", None, "model"]
+    assert [found[name].dims for name in shapes] == [("data",), (), ("model",)]
     with pytest.raises(UsageError, match=r"rule 'v\[z-a\]': .* are not a valid range"):
         match_layouts({"v[z-a]": "data", "**": ()}, shapes, mesh=MESH, all_rules=False)
     with pytest.raises(UsageError, match=r"rule 'dense': .*; did you mean 'dense/\*\*'\?"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from shoal.arrays.bridge.devices import jax_mesh
 
 VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
 KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "model": "auto"}}
+# They take a layout or a mesh as a target, in a tree of arrays, or by position.
+OTHERWISE = {"describe", "layout_of", "restore", "resume", "plan_restore", "Layout", "Mesh.of"}
 # Of processes, of their life, and of objects that hold no array: they have no mesh to differ by.
 WITHOUT_ARRAYS = {
     "barrier", "checkpoint_info", "initialize", "is_initialized", "job_status", "live_processes",
@@ -139,6 +142,22 @@ def test_it_returns_what_it_returns_without(name, kind, tmp_path):
         if isinstance(one, jax.Array):
             assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
         np.testing.assert_array_equal(one, other)
+
+
+def test_every_function_that_takes_a_mesh_or_a_layout_is_tried_in_every_way():
+    found = {
+        name
+        for module in (shoal, shoal.compat, shoal.compat.multihost_utils)
+        for name in module.__all__
+        for parameter in _parameters(getattr(module, name))
+        if "mesh" in parameter or "layout" in parameter
+    }
+    assert found == {name.split()[0] for name in {*ways.LAYOUTS, *ways.MESHES}} - OTHERWISE
+
+
+def _parameters(function):
+    is_function = callable(function) and not isinstance(function, type)
+    return inspect.signature(function).parameters if is_function else ()
 
 
 def test_meshes_and_layouts_are_taken_in_every_way(tmp_path):

@@ -11,6 +11,8 @@ import numpy as np
 from jax import NamedSharding, P
 
 import shoal
+from shoal import compat
+from shoal.compat import multihost_utils
 
 KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "model": "auto"}}
 # A layout of axis names, as each way writes it; the second has the whole layout, the mesh alone.
@@ -66,6 +68,19 @@ def in_manual(layout, out):
     return program(shoal.put(value(), layout))
 
 
+def matched(layout):
+    found = shoal.match_layouts({"**": layout}, {"w": value()}, mesh=_planned())
+    return shoal.put({"w": value()}, found)
+
+
+def in_linear(layout):
+    return compat.linear(shoal.put(value(), layout), np.ones((6, 4), np.float32), layout=layout)
+
+
+def pieces(layout):
+    return compat.unpack(shoal.put(value(), layout))
+
+
 def read(given, path):
     return shoal.restore(path / "saved", {"w": given})
 
@@ -80,16 +95,20 @@ LAYOUTS = {
         lambda path, a: jax.jit(lambda x: shoal.constrain(x, a))(shoal.put(value(), a)),
     ),
     "describe": ([ROWS], lambda path, a: shoal.describe(shoal.put(value(), a))),
+    "enter_manual": ([ROWS], lambda path, a: compat.enter_manual(shoal.put(value(), a), a)),
     "feed": ([ROWS], lambda path, a: fed(a)),
     "from_host_local": ([ROWS], lambda path, a: shoal.from_host_local(own_rows(a), a)),
     "to_host_local": ([ROWS], lambda path, a: shoal.to_host_local(shoal.put(value(), a), a)),
     "layout_of": ([ROWS], lambda path, a: shoal.layout_of(shoal.put(value(), a)).dims),
+    "leave_manual": ([ROWS], lambda path, a: compat.leave_manual(pieces(a), a, (8, 4))),
+    "linear": ([ROWS], lambda path, a: in_linear(a)),
     "local_rows": ([ROWS], lambda path, a: shoal.local_rows(a, 8)),
     "manual": ([ROWS, ROWS], lambda path, a, b: in_manual(a, b)),
     "match_layouts": (
         [ROWS],
-        lambda path, a: shoal.match_layouts({"**": a}, {"w": value()}, mesh=_planned())["w"].dims,
+        lambda path, a: matched(a),
     ),
+    "pack": ([ROWS], lambda path, a: compat.pack(pieces(a), a)),
     "plan_relayout": (
         [ROWS, COLUMNS],
         lambda path, a, b: shoal.plan_relayout(shoal.put(value(), a), b).peak_bytes,
@@ -109,6 +128,14 @@ LAYOUTS["named_sharding"] = (
 # what takes a mesh
 MESHES = {
     "use_mesh": lambda mesh: _in_use(mesh),
+    "host_local_array_to_global_array": lambda mesh: (
+        multihost_utils.host_local_array_to_global_array(_rows_on(mesh), mesh, P("data"))
+    ),
+    "global_array_to_host_local_array": lambda mesh: (
+        multihost_utils.global_array_to_host_local_array(
+            shoal.put(value(), shoal.Layout(mesh, None, "model")), mesh, P("data")
+        )
+    ),
     "sync_devices": lambda mesh: shoal.sync_devices(mesh),
     "describe": lambda mesh: shoal.describe(mesh),
     "match_layouts": lambda mesh: (
@@ -119,6 +146,10 @@ MESHES = {
     "jax_mesh": lambda mesh: shoal.jax_mesh(mesh).shape,
     "Mesh.of": lambda mesh: shoal.Mesh.of(mesh).text,
 }
+
+
+def _rows_on(mesh):
+    return own_rows(shoal.Layout(mesh, "data", None))
 
 
 def _in_use(mesh):

@@ -189,8 +189,18 @@ def test_what_does_not_fit_is_said(text, axes, options, words):
 
 
 def test_a_text_is_no_topology():
-    with pytest.raises(UsageError, match=r"topology.parse makes one"):
+    with pytest.raises(UsageError, match=r"topology.parse\('v5p:4x4x4'\) makes one"):
         place("v5p:4x4x4", {"x": 64})
+
+
+def test_one_size_is_what_the_others_leave():
+    torus = parse("v5e:4x4")
+    assert place(torus, {"data": -1, "model": 2}) == place(torus, {"data": 8, "model": 2})
+    assert place(torus, {"data": -1}).axes == {"data": 16}
+    with pytest.raises(UsageError, match="size -1 must be at least 1"):
+        place(torus, {"data": -1, "model": -1})
+    with pytest.raises(UsageError, match="has 15 devices, and v5e:4x4 has 16; these fit"):
+        place(torus, {"data": -1, "model": 3})
 
 
 def test_many_chips():

@@ -193,6 +193,7 @@ def test_hosts_of_a_torus_are_blocks():
     [
         (lambda: parse("v5x:4x4"), r"'v5x:4x4' is not a topology; did you mean"),
         (lambda: parse("v5p:4x4x4x4"), "is not a topology"),
+        (lambda: parse("v5e-64"), "write the sizes of its dims, not the number of its chips"),
         (lambda: parse("v5p:0x4x4"), "each at least 1"),
         (lambda: parse("v5e:3x4 host=2x2"), "x=3 in blocks of 2"),
         (lambda: parse("v5e:4x4 wraps=x"), "'wraps=x' is not one of wrap=xy"),

@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shoal.arguments import not_flags
-from shoal.arrays.bridge.layout_functions import wrong_arguments
+from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -24,7 +24,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     is_function,
     is_one_layout,
-    layout_for,
+    leaf_for,
     meshes_in,
     must_divide,
 )
@@ -73,7 +73,7 @@ def match_layouts(
       all_rules: False: permit rules that decide nothing, for a table that serves several trees.
 
     Returns:
-      The tree, with a Layout for each leaf.
+      The tree, with a Layout for each leaf, of as many dims as its rule has.
 
     Raises:
       UsageError: leaves that no rule matches, rules that decide nothing, ranks, axes, dims that
@@ -87,7 +87,7 @@ def match_layouts(
       >>> table = {"**/kernel": P("data"), "**/bias": P()}
       >>> found = shoal.match_layouts(table, jax.eval_shape(lambda: params), mesh=mesh)
       >>> [layout.dims for layout in jax.tree.leaves(found)]
-      [(None,), ('data', None), ()]
+      [(), ('data',), ()]
     """
     problems: list[str] = []
     table = _rules(rules, problems)
@@ -129,14 +129,14 @@ class _Filling:
             self._decided[number] += 1
         try:
             given = None if number is None else self._table[number].given
-            layout = _layout(name, value, path, given, mesh, has_rule=number is not None)
+            leaf = _leaf(name, value, path, given, mesh, has_rule=number is not None)
         except UsageError as error:
             self._wrong.setdefault(str(error), []).append(name or "the array")
             return None
-        leaf = Leaf(name or "the array", value, layout)
+        leaf = leaf._replace(path=name or "the array")
         must_divide(leaf, self._problems)
         cannot_be_pending(leaf, self._problems)
-        return layout
+        return Layout(leaf.layout.mesh, leaf.spec)  # with no more dims than the rule has
 
     def finish(self, *, all_rules: bool) -> None:
         """Raise one error with all problems."""
@@ -160,7 +160,7 @@ class _Filling:
         return f"matches nothing{near(self._table[number].pattern, self.names)}"
 
 
-def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Layout:
+def _leaf(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Leaf:
     if _is_bare_shape(value):
         raise UsageTypeError(
             f"{value!r} are numbers, not a shape: pass jax.ShapeDtypeStruct({value!r}, dtype), or "
@@ -169,7 +169,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
     if not hasattr(value, "shape") and not isinstance(value, bool | int | float | complex):
         raise UsageTypeError(f"{with_article(type(value).__name__)} has no shape")
     if np.ndim(value) == 0:
-        return Layout(_mesh_named(given) or mesh)
+        return Leaf(name, value, Layout(_mesh_named(given) or mesh))
     if not has_rule:
         raise UsageError("no rule matches; '**': () at the end replicates all other leaves")
     if is_function(given):
@@ -182,7 +182,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
             raise UsageError(
                 f"the function {_name(function)} returned {given!r}, which is not a layout"
             )
-    return layout_for(given, value, path)
+    return leaf_for(given, value, path)
 
 
 def _name(function: Any) -> str:
@@ -209,7 +209,8 @@ def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
         if not isinstance(pattern, str) or not pattern:
             problems.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
         elif not is_one_layout(given):
-            text = f"{given!r} is not a layout; pass a tuple of axis names and None, or a Layout"
+            text = "is not a layout; pass a tuple of axis names and None, or a Layout"
+            text = f"{short_text(given)} {text}"
             problems.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))

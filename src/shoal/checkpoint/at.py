@@ -8,16 +8,18 @@ from typing import cast
 from shoal.checkpoint.bucket.address import Bucket, is_address, store_of
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.store.interface import Store
+from shoal.errors import UsageTypeError
 from shoal.paths import local_path
 
 Path = str | os.PathLike[str] | Bucket
 
 
-def store_at(path: object, prefix: str) -> Store:
+def store_at(path: object, prefix: str, call: str = "") -> Store:
     """Return the store at a path, or at the address of a bucket; a store is returned unchanged.
 
     Args:
       prefix: of messages, such as "save: path='x'".
+      call: how to call the function, to be said if the path is none.
 
     Raises:
       UsageError: it is not a path.
@@ -28,4 +30,6 @@ def store_at(path: object, prefix: str) -> Store:
         return cast(Store, path)
     if isinstance(path, str | bytes | os.PathLike) and is_address(text := os.fsdecode(path)):
         return store_of(Bucket(text))
+    if call and not isinstance(path, str | bytes | os.PathLike):
+        raise UsageTypeError(f"{prefix} must be a string or a pathlib.Path; write {call}")
     return LocalStore(local_path(path, prefix))

@@ -77,7 +77,8 @@ def allgather(
       tree: leaves as for `broadcast`. Shapes and dtypes must be equal; with `tiled` dim 0 may
         differ, and str and bytes may always differ in length. An array on devices of this process
         alone is this process's value; so is, where it does not become its global value, one that
-        is fully replicated. Others need `tiled`.
+        is fully replicated. Others need `tiled`: write it for arrays on a mesh of the whole job
+        even if the job has one process, where they are this process's as well.
       tiled: see above; equal on all.
       to: the one of `processes` that gets the result; None: all.
       processes: the processes that make the call, including the caller; equal on all. None: all of

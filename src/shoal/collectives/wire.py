@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from shoal.arrays.bridge.leaf_layouts import not_a_tree
 from shoal.arrays.host.tree_words import nodes_text
 from shoal.collectives.leaves import (
     Array,
@@ -75,7 +76,7 @@ def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
     try:
         found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     except ValueError as error:  # dicts with unsortable keys
-        raise UsageError(f"{operation}: not a pytree: {error.__cause__ or error}") from error
+        raise UsageError(f"{operation}: {not_a_tree(error)}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
     raise_all(operation, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)

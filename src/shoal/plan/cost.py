@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from shoal.arguments import check_kind, integer, not_one_of
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.errors import UsageError, nearest, raise_all
 from shoal.plan.hardware.hosts import Hosts
 from shoal.plan.hardware.links import Link, Links, links_of
-from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring import Slices, Topology, Torus, check_topology
 from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.schedules import switched_cost, torus_cost
 from shoal.plan.schedules.ring import Side
@@ -129,10 +129,7 @@ def _check(
     topology: object, mesh: object, collective: object, axis: object, num_bytes: object
 ) -> tuple[str, ...]:
     """Return the names of the axes."""
-    if not isinstance(topology, Topology):
-        raise UsageTypeError(
-            f"cost: {topology!r} is not a topology: topology.parse makes one from text"
-        )
+    check_topology("cost", topology)
     mesh = mesh_of("cost", mesh)
     problems: list[str] = []
     problems += not_one_of("collective", collective, COLLECTIVES)

@@ -61,7 +61,8 @@ class Layout:
         problems: list[str] = []
         if len(dims) == 1 and hasattr(dims[0], "unreduced"):  # a PartitionSpec
             spec: Any = dims[0]
-            dims, partial = tuple(spec), {**dict.fromkeys(spec.unreduced, "sum"), **(partial or {})}
+            pending = dict.fromkeys(spec.unreduced, "sum")
+            dims, partial = tuple(spec.partitions), {**pending, **(partial or {})}
         split = tuple(_check_dim(number, dim, problems) for number, dim in enumerate(dims))
         terms = _check_partial(partial, problems)
         _check_axes(mesh, split, terms, problems)

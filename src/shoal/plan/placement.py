@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.arguments import as_number
+from shoal.arguments import as_integer, as_number
 from shoal.colour import local
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.plan import torus_order
-from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring import Slices, Topology, Torus, check_topology
 from shoal.plan.hardware.wiring_checks import text_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.mesh_checks import check_axes
@@ -62,7 +62,7 @@ def place(
 
     Args:
       topology: the devices; see `topology.parse` and `topology.from_devices`.
-      axes: name → size, the busiest last.
+      axes: name → size, the busiest last; -1 for one of them: what the others leave.
       across: name → how much of that axis spans slices (or hosts), over the slow network;
         the sizes in `axes` are totals. Default: as much of the first axes as there are slices;
         slices that differ each hold whole rows of the first axis.
@@ -87,12 +87,9 @@ def place(
       >>> mesh.device_ids.tolist()  # each is a neighbor of the next, and the last of the first
       [0, 2, 4, 6, 7, 5, 3, 1]
     """
-    if not isinstance(topology, Topology):
-        raise UsageError(
-            f"place: {topology!r} is not a topology: topology.parse makes one from text"
-        )
+    check_topology("place", topology)
     problems: list[str] = []
-    names, sizes = check_axes(axes, problems)
+    names, sizes = check_axes(_with_rest(axes, topology.num_devices), problems)
     split = allow_split_physical_axes
     options = OrderOptions(compatible_with, split, contiguous_submeshes, rings)
     problems += options.problems()
@@ -121,6 +118,16 @@ class _How(NamedTuple):
     split: bool
     contiguous: bool
     weights: tuple[float, ...] | None
+
+
+def _with_rest(axes: Axes, count: int) -> Axes:
+    """Return the axes with a size in place of -1: what the others leave of so many devices."""
+    sizes = dict(axes) if isinstance(axes, Mapping) else {}
+    known = [whole for size in sizes.values() if (whole := as_integer(size)) and whole > 0]
+    open_axes = [name for name, size in sizes.items() if as_integer(size) == -1]
+    if len(open_axes) != 1 or len(known) < len(sizes) - 1:
+        return axes
+    return sizes | {open_axes[0]: max(count // math.prod(known), 1)}
 
 
 def _weights(

@@ -92,6 +92,8 @@ def _torus(words: str, text: str) -> Torus:
     known = (*GENERATIONS, "torus", "gpu", "cpu", "flat")
     if not colon or name not in (*GENERATIONS, "torus") or not _SIZES.fullmatch(sizes):
         hint = "" if name in known else nearest(name, known)
+        if re.fullmatch(r"\w+-\d+", name):  # a number of chips, as clouds name slices
+            hint = "; write the sizes of its dims, not the number of its chips"
         raise UsageError(f"{text!r} is not a topology{hint}\nexamples: {_EXAMPLES}")
     named: dict[str, Any] = {}
     shape = tuple(map(int, sizes.split("x")))

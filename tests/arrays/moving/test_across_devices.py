@@ -177,11 +177,11 @@ def test_the_plan_reads_well():
         "way permutes",
         "Layout(a+b, - @ a=2 b=2)",
         "→ Layout(-, a+b @ Mesh(a=2, b=2; 4 cpu devices, 1 process, ids 4..7, auto axes))",
-        "shape (64, 64), 4 bytes an element; way: point to point",
+        "shape (64, 64), 4 bytes an element",
         "a device receives 4,096 B at most; no plan can receive less than 4,096 B",
-        "PointToPoint(16 sends in 4 rounds, 16,384 B; 8 devices on 1 host)",
-        "round  sends  between hosts  bytes  largest",
-        *(f"    {n}      4              0  4,096    1,024" for n in range(4)),
+        "PointToPoint(16 sends in 4 rounds, 16,384 B; 8 devices on 1 process)",
+        "round  sends  between processes  bytes  largest",
+        *(f"    {n}      4                  0  4,096    1,024" for n in range(4)),
     ]
     assert plan.steps == ()
     assert plan.seconds(parse("v5e:2x4")) > 0

@@ -109,6 +109,7 @@ def test_shapes_will_do():
     assert [str(step) for step in plan.steps] == ["all_to_all over a+b+c of dim 0 → dim 1"]
     assert plan.seconds(parse("v5e:2x4")) > 0
     assert str(plan).startswith("way xla\nLayout(a+b+c, - @ a=2 b=2 c=2)\n→ Layout(-, a+b+c")
+    assert str(plan).count("way") == 1
 
 
 def test_what_shares_a_memory_is_copied():

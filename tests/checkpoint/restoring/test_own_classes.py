@@ -161,7 +161,7 @@ def test_a_value_of_each_process_may_have_grown(tmp_path):
     ("saved", "target", "told"),
     [
         (1, None, "v: was saved as an int; pass an int in place of None"),
-        (np.ones(2), None, "v: was saved as an array; pass an array in place of None"),
+        (np.ones(2), None, "v: was saved as an array; pass an array in place of None, or P() to"),
         (None, 1, "v: was saved as None; pass None in place of it"),
         (None, np.ones(2), "v: was saved as none, which is not an array"),
         (1, PerProcess(1), "v: was saved as an int; pass an int in place of a PerProcess"),

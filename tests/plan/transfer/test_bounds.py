@@ -178,11 +178,11 @@ def test_bounds_are_values_that_print():
     assert hash(found) == hash(bounds(source, target, (8, 8), 4))
     assert isinstance(found, Bounds)
     assert str(found).splitlines() == [
-        "lower bounds      8 devices, 1 host",
+        "lower bounds      8 devices, 1 process",
         "device receives   64 B at most",
         "devices receive   256 B in all",
-        "enters a host     0 B at most",
-        "enters hosts      0 B in all",
+        "process receives  0 B at most",
+        "processes receive 0 B in all",
         "device holds      128 B at most",
         "  if donated      64 B at most",
     ]
@@ -196,7 +196,7 @@ def test_bad_requests_are_refused():
         bounds(layout, layout, (8,), 0)
     with pytest.raises(UsageError, match=r"of 8 bytes an element has more than 2\^62 bytes"):
         bounds(layout, layout, (1 << 60,), 8)
-    with pytest.raises(UsageTypeError, match="is not a topology"):
+    with pytest.raises(UsageTypeError, match=r"topology\.parse\('v5e:2x4'\) makes one"):
         bounds(layout, layout, (8,), 4, topology="v5e:2x4")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="lacks: 4, 5, 6, 7; its ids are 0 to 3"):
         bounds(layout, layout, (8,), 4, topology=parse("v5e:2x2"))

@@ -222,14 +222,14 @@ def test_a_plan_is_a_value_that_prints():
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert plan != point_to_point(source, target, (4,), 4)
     assert plan.rounds == ((Send(0, 1, ((0, 3),), 12), Send(1, 0, ((3, 6),), 12)),)
-    assert repr(plan) == "PointToPoint(2 sends in 1 round, 24 B; 2 devices on 2 hosts)"
+    assert repr(plan) == "PointToPoint(2 sends in 1 round, 24 B; 2 devices on 2 processes)"
     assert str(plan).splitlines() == [
         repr(plan),
-        "round  sends  between hosts  bytes  largest",
-        "    0      2              2     24       12",
+        "round  sends  between processes  bytes  largest",
+        "    0      2                  2     24       12",
     ]
     nothing = point_to_point(target, source, (6,), 4)
-    assert str(nothing) == "PointToPoint(0 sends in 0 rounds, 0 B; 2 devices on 2 hosts)"
+    assert str(nothing) == "PointToPoint(0 sends in 0 rounds, 0 B; 2 devices on 2 processes)"
     assert nothing.num_rounds == nothing.total_bytes == nothing.largest_bytes == 0
 
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
 from shoal.arrays.bridge.layout_functions import wrong_arguments
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding_of
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding_of, spec_of
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.errors import UsageError, nearest, with_article
 from shoal.plan.layout import Layout
@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
     path: str
     value: Any
     layout: Layout
-    given: NamedSharding | PartitionSpec | None = None  # what the caller wrote, if JAX's
+    given: NamedSharding | PartitionSpec | None = None  # what the caller wrote, in JAX's types
 
     @property
     def sharding(self) -> NamedSharding:
@@ -50,7 +50,7 @@ class Leaf(NamedTuple):
         """The PartitionSpec of `sharding`."""
         if isinstance(self.given, PartitionSpec):
             return self.given
-        return PartitionSpec(*self.layout.dims) if self.given is None else self.given.spec
+        return spec_of(self.layout) if self.given is None else self.given.spec
 
     def on(self, layout: Layout) -> Leaf:
         """Return the leaf with another target."""
@@ -78,7 +78,10 @@ def leaf_layouts(
     the meshes'; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
-    _pair(tree, layouts, (), pairs, problems)
+    try:
+        _pair(tree, layouts, (), pairs, problems)
+    except ValueError as error:
+        raise UsageError(not_a_tree(error)) from error
     leaves: list[Leaf] = []
     names: dict[str, list[str]] = {}  # problem → names of the leaves that have it
     for path, value, given in pairs:
@@ -94,6 +97,11 @@ def leaf_layouts(
             names.setdefault(str(error), []).append(path_text(path))
     problems += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
     return leaves, jax.tree.structure(tree)
+
+
+def not_a_tree(error: ValueError) -> str:
+    """Return what is wrong with a tree that JAX cannot flatten, and what to write."""
+    return f"not a pytree: {error.__cause__ or error}; give all keys of a dict one type"
 
 
 def path_text(path: Path) -> str:
@@ -153,7 +161,9 @@ def _pair(
         return
     wanted, found = _children(given), _children(node)
     if wanted is None:
-        problems.append(f"{path_text(path)}: {not_a_layout(given)}")
+        is_swapped = isinstance(node, Layout | Sharding | PartitionSpec) or is_mesh(node)
+        why = "the values come first, then their layouts" if is_swapped else not_a_layout(given)
+        problems.append(f"{path_text(path)}: {why}")
     elif found is None:
         problems.append(
             f"{path_text(path)}: one {_what(node)} here, but "
@@ -285,7 +295,7 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
     if isinstance(given, Layout):
         layout = padded(given, rank)
         layout.check_shape(np.shape(value))
-        return Leaf(name, value, layout)
+        return Leaf(name, value, layout, spec_of(given))
     if isinstance(given, NamedSharding):
         given = on_current_mesh(given)
     if isinstance(given, Sharding):

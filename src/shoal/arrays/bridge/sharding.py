@@ -57,6 +57,8 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
             f"layout_of: {jax.typeof(x)} is a value inside jit: the compiler has not placed it "
             "yet; constrain it, or ask for the layout of the result"
         )
+    if isinstance(x, PartitionSpec):
+        raise UsageTypeError(f"layout_of: {x} names no mesh: write shoal.Layout(mesh, {x})")
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         raise UsageTypeError(
             f"layout_of: {with_article(type(x).__name__)} has no layout: put it on a mesh"
@@ -97,10 +99,13 @@ def _sharding(
             f"named_sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
             "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
-    unreduced = {"unreduced": set(partial)} if partial else {}
-    return NamedSharding(
-        jax_mesh(layout.mesh, devices=devices), PartitionSpec(*layout.dims, **unreduced)
-    )
+    return NamedSharding(jax_mesh(layout.mesh, devices=devices), spec_of(layout))
+
+
+def spec_of(layout: Layout) -> PartitionSpec:
+    """Return the PartitionSpec of a layout, whose pending reductions are sums."""
+    unreduced = {"unreduced": set(layout.partial)} if layout.partial else {}
+    return PartitionSpec(*layout.dims, **unreduced)
 
 
 def memory_of(given: Sharding) -> str:

@@ -34,7 +34,13 @@ import numpy as np
 from shoal import settings
 from shoal.arguments import count, integer, not_flags
 from shoal.arrays.bridge.agreed_devices import owners_of
-from shoal.arrays.bridge.leaf_layouts import Layouts, is_function, is_one_layout, whole_rows
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    is_function,
+    is_one_layout,
+    not_a_layout,
+    whole_rows,
+)
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState, by_number
 from shoal.arrays.feeding.batch_verdict import LAST
@@ -487,14 +493,18 @@ def rows_layout(layouts: Layouts) -> Layout:
     """Return the layout of the rows: that of the first dim."""
     raise_all("feed", whole_rows(layouts))
     layouts_seen: dict[Layout, None] = {}
+    without_dims: dict[Layout, None] = {}  # of leaves without rows, if others have rows
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if is_function(one) or not is_one_layout(one):
+        if not is_one_layout(one):
+            raise UsageTypeError(f"feed: {not_a_layout(one)}")
+        if is_function(one):
             raise UsageTypeError(
                 f"feed: {one!r} cannot be resolved before there are leaves: pass layouts"
             )
         layout = split_layout("feed", one)
-        if not isinstance(one, Layout) or one.rank:  # else of a leaf without rows
-            layouts_seen[Layout(layout.mesh, layout.dims[0])] = None
+        kept = without_dims if isinstance(one, Layout) and not one.rank else layouts_seen
+        kept[Layout(layout.mesh, layout.dims[0])] = None
+    layouts_seen = layouts_seen or without_dims
     if len(layouts_seen) != 1:
         raise UsageError(
             "feed: all leaves of a batch have their rows (dim 0) on the same axes of one mesh, not "

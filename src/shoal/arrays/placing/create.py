@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from shoal.arrays.bridge.layout_functions import short_text
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -86,7 +87,8 @@ def created(
       options: further lines that must be equal on all processes.
     """
     if not callable(init):
-        raise UsageTypeError(f"create: the first argument must be a function, not {init!r}")
+        given = short_text(init)
+        raise UsageTypeError(f"create: the first argument must be a function, not {given}")
     named = [
         (f"args{jax.tree_util.keystr(path)}", value)
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
-from shoal.arrays.bridge.sharding import layout_of_sharding, sharding_of
+from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import as_numpy, deleted, device_form, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload
@@ -245,7 +245,7 @@ def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:
     piece = buffers[0] if buffers else leaf.value
     return jax.make_array_from_single_device_arrays(
         leaf.layout.global_shape(piece.shape),
-        sharding_of(leaf.layout),
+        leaf.sharding,
         [buffers[number] for number in range(len(column))],
         dtype=piece.dtype,
     )

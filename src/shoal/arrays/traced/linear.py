@@ -17,6 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     leaf_layouts,
     must_divide,
+    padded,
 )
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program, owners_of
 from shoal.arrays.host.digest import digest
@@ -109,7 +110,7 @@ def _contracted(
     if not inner and used.isdisjoint(columns):
         inner = columns
     kept = rows if {*used, *inner}.isdisjoint(rows) else ()
-    result = [*lead, rows] if where is None else [*map(axes_of, where.spec)]
+    result = [*lead, rows] if where is None else [*map(axes_of, where.spec.partitions)]
     result += [()] * (x.ndim - len(result))
     has_pending = where is not None and bool(where.spec.unreduced)  # which does not move afterwards
     is_plain = has_pending or (columns, rows, result) == (inner, kept, [*lead, rows])
@@ -210,7 +211,7 @@ def _result(layout: Layouts, shape: tuple[int, ...]) -> Leaf:
     where = explicit_part(leaves[0])
     if where is not None:
         own = Layout(leaves[0].layout.mesh, *where.spec.partitions)
-        must_divide(leaves[0].on(own), problems)
+        must_divide(leaves[0].on(padded(own, len(shape))), problems)
     raise_all("linear: the result", problems)
     return leaves[0]._replace(path="the result")
 

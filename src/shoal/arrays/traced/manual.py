@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.layout_functions import short_text
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -109,7 +110,7 @@ def manual(
     Source: `jax.shard_map`, whose types track what differs between devices (`check_vma`).
     """
     if not callable(fn):
-        raise UsageTypeError(f"manual: the first argument must be a function, not {fn!r}")
+        raise UsageTypeError(f"manual: the first argument must be a function, not {short_text(fn)}")
     name = getattr(fn, "__name__", type(fn).__name__)
     for argument, layouts in (("in_layouts", in_layouts), ("out_layouts", out_layouts)):
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):

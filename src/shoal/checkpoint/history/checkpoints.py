@@ -81,11 +81,12 @@ class Checkpoints(ReadOnlyHistory):
 
     Args:
       path: the directory; it must be the same one for all processes.
-      keep: which steps are kept: a number (that many of the newest), or policies such as `Last(2) |
-        EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps are always kept.
+      keep: which steps are kept: a number (that many of the newest), or policies of
+        `shoal.retention`, such as `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned
+        steps are always kept.
       every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
-        `datetime.timedelta`, `EverySteps`, `EverySeconds`, several joined by `|`, or a function of
-        the step that returns the same on all processes; None: every step.
+        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, several joined by
+        `|`, or a function of the step that returns the same on all processes; None: every step.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack, get_args
 
 from shoal.arguments import integer
+from shoal.arrays.bridge.layout_functions import short_text
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -224,7 +225,8 @@ def request_of(
     Raises:
       UsageError: one is wrong.
     """
-    store = store_at(path, f"{operation}: path={path!r}")
+    prefix = f"{operation}: path={short_text(path)}"
+    store = store_at(path, prefix, f"{operation}(path, target)")
     asked = options_of(operation, options, has_target=target is not None)
     mode = option_value(operation, "mode", options.get("mode", "auto"), get_args(Mode))
     request = parse_request(store, target, asked, mode)

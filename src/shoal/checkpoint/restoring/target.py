@@ -383,6 +383,8 @@ class _Matching:
             return
         saved = _KINDS.get(record.kind, with_article(record.kind))
         detail = f"was saved as {saved}; pass {saved} in place of {_KINDS.get(wanted, 'it')}"
+        if target.is_none and record.kind == "array":
+            detail += ", or P() to replicate it"
         self._wrong("wrong_dtype", target, detail)
         self.others_own.append(target.name)
 

@@ -300,7 +300,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
         must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), layout), problems)
         if problems:
             raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
-        return given if isinstance(given, NamedSharding) else sharding_of(layout)
+        return given if isinstance(given, NamedSharding) else sharding_of(given)
     found: Sharding = given
     try:
         found.shard_shape(shape)

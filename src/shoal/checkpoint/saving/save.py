@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal.arguments import integer
+from shoal.arrays.bridge.layout_functions import short_text
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.format.fields import check_json
@@ -132,7 +133,7 @@ def request_of(
     Raises:
       UsageError: one is wrong.
     """
-    store = store_at(path, f"save: path={path!r}")
+    store = store_at(path, f"save: path={short_text(path)}", "save(path, tree)")
     operation = f"save({store.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
         raise UsageTypeError(f"{operation}: name={name!r} must be a non-empty string")

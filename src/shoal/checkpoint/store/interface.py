@@ -291,7 +291,7 @@ def taken(path: str, commit: Commit) -> StepAlreadyCommittedError:
     """Return the error for a step that is already saved."""
     return StepAlreadyCommittedError(
         f"{path} is already saved, by attempt {commit.attempt}; nothing is overwritten\n"
-        "save another step, or delete this one first",
+        "save to another path, or as another step; or delete this checkpoint first",
         path=path,
         attempt=commit.attempt,
     )

@@ -14,7 +14,7 @@ from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hardware.hosts import Hosts
 from shoal.plan.hardware.tpu_generations import GENERATIONS
-from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring import Slices, Topology, Torus, check_topology
 
 __all__ = ["Link", "Links", "links_of"]
 
@@ -80,10 +80,7 @@ def links_of(
       True
     """
     given = {"link_bytes_per_s": link_bytes_per_s, "network_bytes_per_s": network_bytes_per_s}
-    if not isinstance(topology, Topology):
-        raise UsageTypeError(
-            f"links_of: {topology!r} is not a topology: topology.parse makes one from text"
-        )
+    check_topology("links_of", topology)
     for name, figure in given.items():
         if figure is None:
             continue

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.errors import UsageError, WrongType, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.plan.hardware.tpu_generations import GENERATIONS, Generation
 from shoal.plan.hardware.wiring_checks import DIMS, frozen, origin_of, sizes_of, stored, text_of
 
@@ -131,6 +131,15 @@ class Topology(abc.ABC):
         raise_all(type(self).__name__, problems)
         new = dataclasses.replace(new, listed=order)
         return dataclasses.replace(renumbered, numbering=new)  # type: ignore[type-var]
+
+
+def check_topology(operation: str, given: object) -> None:
+    """Raise a UsageTypeError unless it is a topology."""
+    if not isinstance(given, Topology):
+        text = given if isinstance(given, str) else "v5e:4x8"
+        raise UsageTypeError(
+            f"{operation}: {given!r} is not a topology: topology.parse({text!r}) makes one"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

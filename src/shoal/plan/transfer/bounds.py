@@ -76,16 +76,16 @@ class Bounds(NamedTuple):
         return max(bound.donated_peak_bytes for bound in self.devices)
 
     def __str__(self) -> str:
-        hosts = f"{len(self.host_bytes)} host{'s' * (len(self.host_bytes) > 1)}"
+        processes = f"{len(self.host_bytes)} process{'es' * (len(self.host_bytes) > 1)}"
         devices = f"{len(self.devices)} device{'s' * (len(self.devices) > 1)}"
         return "\n".join(
             f"{name:<18}{figures}"
             for name, figures in (
-                ("lower bounds", f"{devices}, {hosts}"),
+                ("lower bounds", f"{devices}, {processes}"),
                 ("device receives", f"{self.largest_bytes:,} B at most"),
                 ("devices receive", f"{self.total_bytes:,} B in all"),
-                ("enters a host", f"{self.largest_host_bytes:,} B at most"),
-                ("enters hosts", f"{self.total_host_bytes:,} B in all"),
+                ("process receives", f"{self.largest_host_bytes:,} B at most"),
+                ("processes receive", f"{self.total_host_bytes:,} B in all"),
                 ("device holds", f"{self.peak_bytes:,} B at most"),
                 ("  if donated", f"{self.donated_peak_bytes:,} B at most"),
             )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError
 from shoal.plan.hardware.hosts import Hosts
-from shoal.plan.hardware.wiring import Slices, Topology
+from shoal.plan.hardware.wiring import Slices, Topology, check_topology
 from shoal.plan.mesh import Mesh
 
 IntArray = NDArray[np.int64]
@@ -42,11 +42,7 @@ def places(operation: str, source: Mesh, target: Mesh, topology: Topology | None
     devices: IntArray = np.union1d(source.device_ids, target.device_ids)
     if topology is None:
         return Places(devices, _owners(operation, source, target), np.zeros(len(devices), np.int64))
-    if not isinstance(topology, Topology):
-        raise UsageTypeError(
-            f"{operation}: topology={topology!r} is not a topology: topology.parse makes one "
-            "from text"
-        )
+    check_topology(operation, topology)
     known = topology.device_ids.ravel()
     if (strange := np.setdiff1d(devices, known)).size:
         raise UsageError(

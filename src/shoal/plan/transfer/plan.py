@@ -124,7 +124,7 @@ class Transfer:
     def __str__(self) -> str:
         head = (
             f"{self.source!r}\n→ {self.target!r}\n"
-            f"shape {self.shape}, {self.item_bytes} bytes an element; way: {self.way}\n"
+            f"shape {self.shape}, {self.item_bytes} bytes an element\n"
             f"a device receives {self.received_bytes:,} B at most; no plan can receive less than "
             f"{self.bound_bytes:,} B"
         )
@@ -177,7 +177,7 @@ def plan_transfer(
       >>> print(plan_transfer(source, target, (64, 64), 4))
       Layout(c, b @ a=2 b=2 c=2)
       → Layout(c+b+a, - @ a=2 b=2 c=2)
-      shape (64, 64), 4 bytes an element; way: collectives
+      shape (64, 64), 4 bytes an element
       a device receives 1,024 B at most; no plan can receive less than 1,024 B
         1. exchange: receives 1,024 B; a device held 4,096 B and holds 2,048 B
     """

@@ -117,12 +117,13 @@ class PointToPoint:
         return (
             f"PointToPoint({_counted(self.num_sends, 'send')} in "
             f"{_counted(self.num_rounds, 'round')}, {self.total_bytes:,} B; "
-            f"{_counted(len(self.hosts), 'device')} on {_counted(len(self.host_bytes), 'host')})"
+            f"{_counted(len(self.hosts), 'device')} on "
+            f"{_counted(len(self.host_bytes), 'process', 'es')})"
         )
 
     def __str__(self) -> str:
         host_of = dict(self.hosts)
-        rows = [("round", "sends", "between hosts", "bytes", "largest")]
+        rows = [("round", "sends", "between processes", "bytes", "largest")]
         for number, sends in enumerate(self.rounds[:_MOST_ROWS]):
             sizes = [send.num_bytes for send in sends]
             across = sum(host_of[send.sender] != host_of[send.receiver] for send in sends)
@@ -172,11 +173,11 @@ def point_to_point(
       >>> from shoal import Mesh
       >>> mesh = Mesh({"x": 4}, processes=[0, 0, 1, 1])
       >>> print(point_to_point(Layout(mesh, "x"), Layout(mesh, None), (4,), 2))
-      PointToPoint(12 sends in 3 rounds, 24 B; 4 devices on 2 hosts)
-      round  sends  between hosts  bytes  largest
-          0      4              4      8        2
-          1      4              0      8        2
-          2      4              0      8        2
+      PointToPoint(12 sends in 3 rounds, 24 B; 4 devices on 2 processes)
+      round  sends  between processes  bytes  largest
+          0      4                  4      8        2
+          1      4                  0      8        2
+          2      4                  0      8        2
 
     Source: Y. Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023
     (arXiv 2211.05322), for senders by load and for passing on inside hosts. Where they send
@@ -250,8 +251,8 @@ def _keeps(pieces: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
     return tuple(map(KeptBox, devices[order].tolist(), boxes, sizes))
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, what: str, ending: str = "s") -> str:
+    return f"{count} {what}{'' if count == 1 else ending}"
 
 
 # Fan-out: each piece enters a host once, and is then passed on inside it.

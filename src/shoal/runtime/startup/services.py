@@ -89,10 +89,10 @@ def start(
     line = spawned.first_line(timeout_s)
     if not line:
         where, words = address_text(bind, port), spawned.last_words()
-        raise InitializeError(
-            f"process 0 cannot start the coordinator at {where}: {words}\n"
-            "the address must belong to this host, and its port must be free"
-        )
+        hint = "the address must belong to this host, and its port must be free"
+        if settings.text("SHOAL_COORDINATOR") == where:
+            hint = "the launcher has started it (SHOAL_COORDINATOR): write shoal.initialize()"
+        raise InitializeError(f"process 0 cannot start the coordinator at {where}: {words}\n{hint}")
     spawned.detach()
     return ServiceAddresses(spawned.stdin, **json.loads(line), pid=spawned.pid)
 
