@@ -84,15 +84,18 @@ def _take(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot:
 
 
 def complete(
-    agreed: Agreed, taken: Snapshot | Exception, arena: Arena | None, *, lane: str = "main"
+    agreed: Agreed, taken: Snapshot | Exception, arena: Arena | None, *, lane: str | None = None
 ) -> Commit:
     """S1, then S3 to S7: from the first file to a commit known to all processes.
+
+    Args:
+      lane: of these phases; None: that of the agreement.
 
     Raises:
       SaveAbortedError: a process was lost, failed or late, and parts are missing.
       Otherwise the error of one process: the same type on all.
     """
-    members = replace(agreed.members, lane=lane)
+    members = replace(agreed.members, lane=lane or agreed.members.lane)
     try:
         num_bytes = 0 if isinstance(taken, Exception) else taken.plan.num_bytes
         with progress_file.saving(), _beat(members, num_bytes) as beat:
