@@ -117,9 +117,16 @@ def test_without_a_limit_it_is_only_reported(monkeypatch):
 def test_time_in_which_it_was_suspended_does_not_count(monkeypatch):
     looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
     looks.turn(3)
-    looks.last(10)
-    assert looks.last(3600, every_s=3600.0) is None
-    assert looks.last(10).is_stuck
+    looks.last(9)
+    assert looks.last(36000, every_s=3600.0) is None  # ten of them count as ten looks
+    assert looks.last(3).is_stuck
+
+
+@pytest.mark.parametrize(("every_s", "is_said"), [(1.9, True), (2.1, False), (5.0, False)])
+def test_a_suspension_counts_as_one_look(monkeypatch, every_s, is_said):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="3")
+    looks.turn(3)
+    assert (looks.last(7, every_s=every_s) is not None) is is_said
 
 
 def test_the_limit_is_at_least_ten_steps(monkeypatch):

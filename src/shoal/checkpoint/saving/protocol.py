@@ -133,7 +133,7 @@ def _run(
             raise taken  # not reached: `meet` raises the error that it is given
         members.meet(phase, "opened", _tried(lambda: _open(members, taken.manifest)))
         members.meet(phase, "seen", _tried(lambda: _see(members)))
-        phase = "write"
+        phase, beat.is_opening = "write", False
         problem = _tried(lambda: _write(members, taken, arena, beat))
         if has_part := problem is None:
             problem = _tried(lambda: fault_points.reach("save.parted", members.process))

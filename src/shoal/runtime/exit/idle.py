@@ -131,8 +131,9 @@ class StallWatch:
 
     def look(self, now: float) -> None:
         """Look at the main thread; report what it does, once it has left no mark for long."""
-        # The time while this process was suspended does not count.
-        self._ran_s += min(max(0.0, now - self._at), 2 * _IDLE_LOOK_S)
+        # The time while this process was suspended does not count, but for that of one look.
+        passed_s = max(0.0, now - self._at)
+        self._ran_s += passed_s if passed_s <= 2 * self.every_s else self.every_s
         self._at = now
         self._warn_of_notice(now)
         progress = self._coordinator.progress
