@@ -41,10 +41,11 @@ class Looks:
             monkeypatch.setenv(name, value)
         self.here = LocalJob(1).coordinators[0]
         self.said, self.now, self.cpu = [], 1000.0, [0.0, 0.0]
-        self.probe, self.are_idle = Probe(), False
+        self.probe, self.are_idle, self.may_poll = Probe(), False, False
         self.watch = StallWatch(
             self.here, self.said.append, shown, cpu_times=lambda: tuple(self.cpu),
             probe=self.probe, are_devices_idle=lambda: self.are_idle,
+            may_poll=lambda: self.may_poll,
         )  # fmt: skip
         self.watch.look(self.now)
 
@@ -96,6 +97,17 @@ def test_who_uses_the_processor_is_not_stuck(monkeypatch, turns, main, others, i
     looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
     looks.turn(turns)
     assert looks.last(30, main=main, others=others).is_stuck is is_stuck
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+@pytest.mark.parametrize("main", [0.0, 0.02, 0.5, 1.0])
+def test_where_a_runtime_may_poll_a_main_thread_that_returns_is_not_stuck(monkeypatch, turns, main):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.may_poll = True
+    looks.turn(turns)
+    assert looks.last(30, main=main).is_stuck
+    looks.probe.returns = looks.probe.has_returned = True
+    assert looks.last(30, main=main).is_stuck is (turns == 3 and main == 0.0)
 
 
 def test_work_before_the_limit_does_not_count(monkeypatch):
