@@ -97,6 +97,7 @@ VALUES = (
     None, True, 0, -1, 1.5, 1 << 62, 1 << 70, 10**4000, "", "x", "../../etc/passwd", "/etc/passwd",
     "a\0b", "~", "\ud800", [], {}, [[]], [None], ["a"], [-1], [1 << 63], [1] * 70, [[1, 2], [3]],
     {"a": 1}, {"kind": "leaf"}, [1e308], "1" * 5000, {"kind": "list", "children": [0]},
+    ["x" * 5000], {"x" * 5000: 1},
 )  # fmt: skip
 
 
@@ -132,6 +133,19 @@ def test_every_field_replaced_by_anything(kind):
             found, refusal = outcome(decode, seal(text))
             if refusal is None:
                 use(kind, found)
+            else:
+                assert len(str(refusal)) < 1000
+
+
+@pytest.mark.parametrize("blob", ["manifest", "index"])
+def test_commit_vouches_for_no_more_than_leaves_can_need(blob):
+    said = json.loads(WRITTEN["COMMIT"][:-65])
+    for num_bytes, is_possible in ((1 << 29, True), (1 << 39, False), ((1 << 62) - 1, False)):
+        text = json.dumps(changed(said, (blob, "bytes"), num_bytes)).encode()
+        found, refusal = outcome(json_files.decode_commit, seal_text(text))
+        assert (found is not None) == is_possible
+        if refusal is not None:
+            assert f"has {num_bytes:,} bytes in {blob}-" in str(refusal)
 
 
 def table_file(tables, metadata):

@@ -16,6 +16,7 @@ BLOCKS = [block for page, text in PAGES.items() for block in documents.blocks(pa
 OF_BUCKETS = [block for block in BLOCKS if block.page == "docs/buckets.md"]
 BLOCKS = [block for block in BLOCKS if block not in OF_BUCKETS]
 SHARED, ALONE = documents.modules_with_examples(package_tree())
+PATIENT = pytest.mark.timeout(2 * documents.LIMIT_S)  # beside other work, a page takes minutes
 EXAMPLES = {"together": SHARED, **{name: [name] for name in ALONE}}
 
 
@@ -23,11 +24,13 @@ def test_pages_have_code():
     assert len(BLOCKS) > 10
 
 
+@PATIENT
 @pytest.mark.parametrize("part", range(0, len(BLOCKS), 9))
 def test_the_code_of_all_pages_runs(part, child_env, tmp_path):
     assert documents.run_blocks(BLOCKS[part : part + 9], child_env, tmp_path) == {}
 
 
+@PATIENT
 def test_the_code_of_the_page_of_buckets_runs_on_a_server(child_env, tmp_path):
     assert OF_BUCKETS
     with servers.moto() as address:
@@ -36,6 +39,7 @@ def test_the_code_of_the_page_of_buckets_runs_on_a_server(child_env, tmp_path):
         assert documents.run_blocks(OF_BUCKETS, env, tmp_path) == {}
 
 
+@PATIENT
 @pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
 def test_the_examples_of_docstrings_run(names, child_env):
     assert names, "no docstring has an example"

@@ -253,10 +253,10 @@ def checkpoint_calls(folder: str, x: jax.Array) -> list[Call]:
     return [
         _("Bucket", shoal.Bucket, {"url": "s3://bucket/run", "skip_signature": True}, url="path",
           single_writer="bool"),
-        _("save", save, tree, tree="any", step="count?", **SAID, **NAMED),
+        _("save", save, tree, tree="any", step="count?", **SAID, **LANE),
         _("save where", shoal.save, tree | {"path": f"{folder}/where"}, path="path"),
         _("restore", shoal.restore, {"path": saved}, path="path", target="any",
-          max_host_bytes="count?", merge="call?", **PATHS, **NAMED),
+          max_host_bytes="count?", merge="call?", **PATHS, **LANE),
         _("restore into", shoal.restore, {"path": saved, "target": {"w": ROWS}}, target="any",
           only="any", rename="any"),
         _("plan_restore", shoal.plan_restore, {"path": saved}, path="path", target="any",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -102,11 +104,60 @@ def test_a_step_that_is_such_a_link(link, tmp_path, alone):
     step = tmp_path / "run" / step_name(2)
     step.symlink_to("../archive/2")
     words = f"{step} is a symbolic link to {tmp_path / 'archive' / '2'}, which does not exist"
-    assert ckpts.all_steps() == (1,)
-    for call in (ckpts.restore, ckpts.pin, ckpts.info):
-        with pytest.raises(NotCommittedError) as caught:
-            call(2)
+    for call in (
+        ckpts.all_steps,
+        ckpts.latest,
+        ckpts.restore,
+        lambda: ckpts.resume(None, {}),
+        lambda: ckpts.latest(skip_corrupt=True),
+        lambda: Checkpoints(tmp_path / "run", coordinator=alone),
+        *(partial(call, 2) for call in (ckpts.restore, ckpts.pin, ckpts.info, ckpts.delete)),
+    ):
+        with pytest.raises(StorageError) as caught:
+            call()
         assert words in str(caught.value)
+    assert restored(ckpts, 1) == [1, 1]
+
+
+def restored(ckpts, step):
+    return ckpts.restore(step)["w"].tolist()
+
+
+def test_an_older_step_that_is_such_a_link_is_left_alone(tmp_path, alone, caplog):
+    run = tmp_path / "run"
+    with Checkpoints(run, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(3, {"w": np.ones(2)})
+        ckpts.wait()
+        os.symlink("../archive/2", run / step_name(2))
+        ckpts.save(4, {"w": np.ones(2)})
+    assert sorted(os.listdir(run)) == [step_name(2), step_name(4)]
+    assert restored(Checkpoints(run, coordinator=alone), None) == [1, 1]
+    assert "step 2 could not be cleaned up" in caplog.text
+
+
+def test_shoal_ckpt_shows_the_other_steps(tmp_path, alone):
+    run = tmp_path / "run"
+    with Checkpoints(run, coordinator=alone) as ckpts:
+        ckpts.save(1, {"w": np.ones(2)})
+    os.symlink("../archive/2", run / step_name(2))
+    for command in ("ls", "gc", "recover", "verify"):
+        result = CliRunner().invoke(build(["ckpt"]), ["ckpt", command, str(run), "--json"])
+        (found,) = [one for one in json.loads(result.output) if one["step"] == 1]
+        assert "problem" not in found
+        assert "which does not exist" in result.output
+
+
+def test_a_newest_step_whose_commit_is_such_a_link_is_damaged(tmp_path, alone):
+    run = tmp_path / "run"
+    with Checkpoints(run, coordinator=alone) as ckpts:
+        for step in (1, 2):
+            ckpts.save(step, {"w": np.full(2, step)})
+    commit = run / step_name(2) / "COMMIT"
+    commit.unlink()
+    commit.symlink_to("../../blobs/1")
+    with pytest.raises(CorruptCheckpointError, match=r"COMMIT is missing: .* is a symbolic link"):
+        ckpts.resume(None, {})
+    assert ckpts.resume(None, {}, skip_corrupt=True)[1] == 2
 
 
 @pytest.mark.parametrize("file", ["COMMIT", "manifest-", "index-", "data-"])

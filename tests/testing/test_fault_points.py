@@ -157,6 +157,8 @@ def test_a_signal_that_does_not_end_the_read_of_a_pause_is_handled_in_it(faults,
             "x:kil",
             "'kil' is not one of kill, stop, raise, exit, delay, pause; did you mean 'kill'?",
         ),
+        ("barier.before_arrive:kill", "no point 'barier.before_arrive'; did you mean 'barrier.be"),
+        ("saves.opened:kill", "no point 'saves.opened'; did you mean 'save.opened'"),
         ("barrier.before_arive:kill", "no point 'barrier.before_arive'; did you mean 'barrier.be"),
         ("x#0:kill", "turns are counted from 1"),
         ("x:kill=9", "kill takes no value"),
@@ -175,6 +177,11 @@ def test_a_malformed_text_is_refused(text, told, faults):
     faults(text)
     with pytest.raises(UsageError, match="SHOAL_FAULTS"):
         reach("anything")
+
+
+def test_programs_have_points_of_their_own():
+    text = "train.end:kill; saved:kill; evaluation.before:exit=3"
+    assert [str(fault) for fault in parse(text)] == text.split("; ")
 
 
 def test_all_that_is_wrong_is_said_at_once():

@@ -16,6 +16,7 @@ from shoal.plan.mesh import Mesh
 MESH = Mesh({"data": 4, "model": 2})
 ROWS = {"x": Layout(MESH, "data", "model"), "n": Layout(MESH, "data")}
 DATA = {"x": np.arange(88, dtype=np.float32).reshape(44, 2), "n": np.arange(44, dtype=np.int32)}
+SHAPE = jax.ShapeDtypeStruct((44, 2), np.float32)
 
 
 def test_what_is_read_by_number():
@@ -137,6 +138,8 @@ def test_batches_that_are_none(batch, words):
         (len, {}, UsageTypeError, "a function of row numbers is not an iterable"),
         (3, {}, UsageTypeError, "3 is not an iterable of batches"),
         (3, {"batch": 8}, UsageTypeError, "not from an int"),
+        (SHAPE, {"batch": 8}, UsageTypeError, "not from a ShapeDtypeStruct"),
+        ({"x": SHAPE}, {"batch": 8}, UsageTypeError, "not from a dict"),
         ({"x": "abc"}, {"batch": 8}, UsageTypeError, "not from a dict"),
         (len, {"batch": 8}, UsageError, "does not say how many rows there are: pass order="),
         (DATA, {"batch": 6}, UsageError, r"6 rows, which 4 shards \(data=4\) do not divide; 4 or"),

@@ -143,6 +143,18 @@ def test_what_is_no_array(value, why):
         put({"x": value, "y": np.float32(1)}, Layout(MESH))
 
 
+@pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn"])
+def test_a_dtype_that_only_some_versions_of_jax_have(name):
+    value = np.arange(8).astype(getattr(ml_dtypes, name))
+    try:
+        jax.device_put(value)
+    except jax.errors.JaxRuntimeError:
+        with pytest.raises(UsageError, match=f"has dtype {name}, which arrays on devices cannot"):
+            put({"x": value}, Layout(MESH))
+    else:
+        assert put(value, Layout(MESH)).dtype == value.dtype
+
+
 def test_any_memory_order():
     value = np.arange(64, dtype=np.int16).reshape(8, 8)
     swapped = value.astype(value.dtype.newbyteorder())

@@ -147,8 +147,8 @@ def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
     save.on(LocalJob(1).coordinators[0], tmp_path / "one", {"w": np.ones(1_000_000)})
     begin = lease.ProgressReporter.__init__
 
-    def begins(self, *arguments):
-        begin(self, *arguments)
+    def begins(self, *arguments, **options):
+        begin(self, *arguments, **options)
         self._is_over = Clock(1)
 
     monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)

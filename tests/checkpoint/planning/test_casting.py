@@ -20,6 +20,7 @@ def dtype(name):
     "float8_e4m3fn float16", "float8_e5m2 float16", "float4_e2m1fn float8_e4m3fn",
     "bfloat16 complex64", "float32 complex64", "complex64 complex128", "int32 complex128",
     "S3 S5", "U2 U2", "int64 int64", "uint32 int64", "int2 float4_e2m1fn",
+    "bool uint1", "uint1 bool", "bool int2",
 ])  # fmt: skip
 def test_nothing_is_lost(pair):
     one, other = map(dtype, pair.split())
@@ -33,6 +34,7 @@ def test_nothing_is_lost(pair):
     "float32 int64", "int8 uint8", "uint8 int8", "int8 int4", "int8 bool", "int64 bool",
     "complex64 float64", "complex128 complex64", "float64 complex64", "S5 S3", "int64 S30",
     "float32 S30", "int64 int32", "float8_e4m3 float8_e8m0fnu",
+    "bool int1", "int1 bool", "uint1 int1", "int1 uint1",
     "M8[s] M8[ns]", "M8[D] M8[us]", "m8[Y] m8[s]", "m8[s] m8", "M8[s] m8[s]",
 ])  # fmt: skip
 def test_something_may_be_lost(pair):

@@ -61,6 +61,16 @@ def test_the_odd_process_is_named_with_its_line(launch, how):
     assert finished.err.count("o process has moved for") == 1, "each says it in its log"
 
 
+@pytest.mark.parametrize("how", ["queue", "lock", "a collective less"])
+def test_a_program_without_steps_is_ended_too(launch, how):
+    loop = STUCK.replace("    with shoal.step(step):\n", "    if True:\n")
+    assert "shoal.step" not in loop
+    script = HEAD + loop.format(hang=HANGS[how])
+    finished = launch.run("-n", "3", "--stalled-after", "3s", script=script)
+    assert finished.code == 77, finished.err
+    assert line_of(script, "waits") in finished.err
+
+
 def test_who_left_while_others_wait_is_named(launch):
     script = HEAD + "if here == 1: sys.exit()  # here\nnormed(x).block_until_ready()\n"
     finished = launch.run("-n", "2", "--stalled-after", "3s", script=script)

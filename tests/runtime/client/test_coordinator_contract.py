@@ -217,6 +217,23 @@ def test_two_threads_in_one_lane_are_refused(make_job):
     assert len(meet(job.coordinators[1], "first")) == waits() == 2
 
 
+def test_each_thread_of_a_job_of_one_process_has_the_lane(make_job):
+    job = make_job(1)
+    (alone,) = job.coordinators
+
+    def fail():
+        with alone.call("second"):
+            meet(alone, "second")
+            raise UsageError("only here")
+
+    with alone.call("first"):
+        for _ in range(3):
+            meet(alone, "first")
+            assert str(job.start(fail)()) == "only here"
+            assert job.start(lambda: len(meet(alone, "third")))() == 1
+    assert len(meet(alone, "fourth")) == 1
+
+
 def test_members_tell_who_is_where(make_job):
     job = make_job(3)
     job.coordinators[1].report("doing", "step 7")

@@ -41,10 +41,11 @@ class Looks:
             monkeypatch.setenv(name, value)
         self.here = LocalJob(1).coordinators[0]
         self.said, self.now, self.cpu = [], 1000.0, [0.0, 0.0]
-        self.probe, self.are_idle = Probe(), False
+        self.probe, self.are_idle, self.may_poll = Probe(), False, False
         self.watch = StallWatch(
             self.here, self.said.append, shown, cpu_times=lambda: tuple(self.cpu),
             probe=self.probe, are_devices_idle=lambda: self.are_idle,
+            may_poll=lambda: self.may_poll,
         )  # fmt: skip
         self.watch.look(self.now)
 
@@ -98,6 +99,17 @@ def test_who_uses_the_processor_is_not_stuck(monkeypatch, turns, main, others, i
     assert looks.last(30, main=main, others=others).is_stuck is is_stuck
 
 
+@pytest.mark.parametrize("turns", [0, 3])
+@pytest.mark.parametrize("main", [0.0, 0.02, 0.5, 1.0])
+def test_where_a_runtime_may_poll_a_main_thread_that_returns_is_not_stuck(monkeypatch, turns, main):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.may_poll = True
+    looks.turn(turns)
+    assert looks.last(30, main=main).is_stuck
+    looks.probe.returns = looks.probe.has_returned = True
+    assert looks.last(30, main=main).is_stuck is (turns == 3 and main == 0.0)
+
+
 def test_work_before_the_limit_does_not_count(monkeypatch):
     looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
     looks.turn(3)
@@ -117,9 +129,16 @@ def test_without_a_limit_it_is_only_reported(monkeypatch):
 def test_time_in_which_it_was_suspended_does_not_count(monkeypatch):
     looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
     looks.turn(3)
-    looks.last(10)
-    assert looks.last(3600, every_s=3600.0) is None
-    assert looks.last(10).is_stuck
+    looks.last(9)
+    assert looks.last(36000, every_s=3600.0) is None  # ten of them count as ten looks
+    assert looks.last(3).is_stuck
+
+
+@pytest.mark.parametrize(("every_s", "is_said"), [(1.9, True), (2.1, False), (5.0, False)])
+def test_a_suspension_counts_as_one_look(monkeypatch, every_s, is_said):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="3")
+    looks.turn(3)
+    assert (looks.last(7, every_s=every_s) is not None) is is_said
 
 
 def test_the_limit_is_at_least_ten_steps(monkeypatch):

@@ -13,7 +13,7 @@ from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError
 
 SEEN = Seen("train.py:7 (native)", share=0.0, limit_s=5.0)
-STUCK = Idle(9.0, 5.0, "train.py:14 (main)", is_stuck=True, is_due=False)
+STUCK = Idle(9.0, 5.0, "train.py:14 (main)", seen_s=5.0)
 
 
 def judged(idle, left=(), silent=None, seen=None):
@@ -31,7 +31,7 @@ def judged(idle, left=(), silent=None, seen=None):
 def test_a_job_ends_once_each_process_is_stuck_silent_or_has_left():
     kinds = {
         "stuck": STUCK,
-        "idle": STUCK._replace(is_stuck=False),
+        "idle": STUCK._replace(seen_s=4.0),
         "held": STUCK._replace(is_held=True),
         "waits": STUCK._replace(is_waiting=True),
     }
@@ -44,6 +44,28 @@ def test_a_job_ends_once_each_process_is_stuck_silent_or_has_left():
         if pair == {"waits"} and not silent:
             is_final = False  # the deadlines of shoal decide
         assert (stall is not None and stall.is_final) is is_final, (first, second, others)
+
+
+SHARES = (0.0, 0.019, 0.02, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("may_poll", [False, True])
+@pytest.mark.parametrize("has_returned", [False, True])
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_one_judge_of_raw_facts(may_poll, has_returned, marks, compiles):
+    for main, other in itertools.product(SHARES, SHARES):
+        idle = STUCK._replace(
+            main_share=main, other_share=other, has_returned=has_returned, may_poll=may_poll,
+            marks_its_loop=marks, is_compiling=compiles,
+        )  # fmt: skip
+        # In native code that polls for devices a main thread may use all of a core.
+        main_rests = main < 0.02 or (may_poll and not has_returned)
+        others_rest = not has_returned and other < 0.02
+        assert idle.is_stuck is (main_rests and (others_rest or (marks and not compiles)))
+        assert idle.is_slow is not main_rests
+        assert not idle._replace(seen_s=4.9).is_stuck
+        assert not idle._replace(limit_s=math.inf).is_stuck
 
 
 def test_nothing_is_said_while_one_moves():
@@ -77,11 +99,12 @@ def test_a_stall_is_reported_at_growing_intervals_and_anew_after_progress():
         (STUCK._replace(site="a.py:1 (f)", below="library"), STUCK),
         (STUCK._replace(site="a.py:1 (f)"), STUCK),
         (STUCK._replace(site="a.py:1 (f)"), STUCK._replace(below="jax")),
-        (STUCK._replace(site="a.py:1 (f)", is_slow=True), STUCK),
+        (STUCK._replace(site="a.py:1 (f)", main_share=0.5), STUCK),
         (STUCK._replace(site="a.py:1 (f)"), STUCK._replace(is_waiting=True)),
     ],
 )
 def test_the_odd_one_is_named_first(odd, others):
+    odd, others = odd._replace(is_due=True), others._replace(is_due=True)
     stall = judged({0: others, 1: odd, 2: others})
     assert [group.processes for group in stall.groups] == [(1,), (0, 2)]
     assert stall.headline.startswith("no process has moved for 9 s: process 1 ")
@@ -154,6 +177,12 @@ def test_reports_survive_the_wire_and_others_are_refused():
         assert idle_of(json.loads(json.dumps(idle_header(idle)))) == idle
     for seen in (SEEN, Seen()):
         assert seen_of(json.loads(json.dumps(seen_header(3, seen)))) == seen
-    for wrong in ({"is_stuck": 1}, {"below": "x"}, {"idle_s": "1"}, {"site": None}):
+    for wrong in (
+        {"may_poll": 1},
+        {"main_share": "1"},
+        {"below": "x"},
+        {"idle_s": "1"},
+        {"site": None},
+    ):
         with pytest.raises(FrameError):
             idle_of({**idle_header(STUCK), **wrong})

@@ -164,7 +164,8 @@ def _reader(source: Any) -> tuple[Read, int | None]:
 
 def _is_column(value: Any) -> bool:
     """True for NumPy arrays and array-likes with the same indexing, on disk or in memory."""
-    return bool(getattr(value, "shape", ())) and hasattr(value, "dtype")
+    has_rows = bool(getattr(value, "shape", ())) and hasattr(value, "__getitem__")
+    return has_rows and hasattr(value, "dtype")
 
 
 def _refuse_deleted(source: Any) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import mmap
 import warnings
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from shoal.arguments import SCALARS, no_fixed_bits
@@ -29,6 +31,8 @@ _WIDE_BYTES = 8  # of an element: JAX may narrow it
 _MOST_NAMED = 3  # leaves, in a warning
 _ON_HOST = "keep it on the host: broadcast, allgather and save take it"
 NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
+
+_NOT_ALWAYS = (ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn)  # some versions of JAX lack them
 
 
 def is_key(value: Any) -> bool:
@@ -52,10 +56,23 @@ def cannot_hold(value: Any, verb: str = "pass") -> str:
         return f"is {with_article(type(value).__name__)}; {_instead(value, verb)}"
     dtype = value.dtype
     numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
-    if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:
+    if not numeric or dtype.kind in "mM" or not _is_known(dtype.newbyteorder("=")):
         stays = "" if no_fixed_bits(dtype) else f"; {_ON_HOST}"
         return f"has dtype {dtype}, which arrays on devices cannot have{stays}"
     return ""
+
+
+@lru_cache(maxsize=256)
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    """Return whether JAX, of this version, has a numeric dtype on devices."""
+    if dtype not in _NOT_ALWAYS:
+        return dtype not in NO_ARRAYS
+    try:
+        with jax.transfer_guard("allow"):
+            jax.device_put(np.zeros((), dtype))
+    except (jax.errors.JaxRuntimeError, TypeError):
+        return False
+    return True
 
 
 def _instead(value: Any, verb: str) -> str:

@@ -60,7 +60,7 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
         )  # fmt: skip
     hint = _WHAT_TO_DO.get(number)
     if number in _MAY_BE_A_LINK and (link := dangling_link(path)):
-        why, hint = os.strerror(errno.ENOENT), f"{link}; create that, or pass another path"
+        why, hint = os.strerror(errno.ENOENT), f"{link}; mount or create that, or pass another path"
     if doing == "link" and number in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
         hint = _NO_LINKS
     return StorageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_commit(folder: Folder, name: str) -> Commit | None:
     """Return the contents of COMMIT, or of a tombstone; None if there is none.
 
     Raises:
-      CorruptCheckpointError: it contradicts itself.
+      CorruptCheckpointError: it contradicts itself, or is a link that leads nowhere.
     """
     try:
         size = folder.size(name)
@@ -45,7 +46,11 @@ def read_commit(folder: Folder, name: str) -> Commit | None:
         with located(folder.path):
             return decode_commit(folder.read(name), name)
     except FileNotFoundError:
-        return None
+        if not os.path.islink(os.path.join(folder.path, name)):
+            return None
+        raise CorruptCheckpointError(
+            f"{folder.path}: {name} {absent(folder.path, name)}", path=folder.path, file=name
+        ) from None
 
 
 def standing_commit(folder: Folder) -> tuple[str, Commit] | None:

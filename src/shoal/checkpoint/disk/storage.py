@@ -18,7 +18,7 @@ from typing import Protocol
 from shoal.checkpoint.disk.direct import DirectFile
 from shoal.checkpoint.disk.refusal import refused, write_all
 from shoal.checkpoint.store.interface import OpenFile
-from shoal.paths import free_bytes_at, local_path
+from shoal.paths import dangling_link, free_bytes_at, local_path
 
 _TRIES = 100  # to make a folder that other processes remove concurrently
 
@@ -36,7 +36,8 @@ class Folder(Protocol):
         error."""
 
     def names(self) -> list[str]:
-        """The names in it, sorted. A directory that does not exist is empty."""
+        """The names in it, sorted. A directory that does not exist is empty; a link to one is a
+        StorageError."""
 
     def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
         """Return the contents of a file; FileNotFoundError if there is none."""
@@ -156,6 +157,8 @@ class LocalFolder:
             try:
                 return sorted(os.listdir(self._path))
             except FileNotFoundError:
+                if dangling_link(self._path):  # to a volume that is not mounted, for example
+                    raise
                 return []
         return []
 

@@ -101,10 +101,11 @@ def decode_tree(
         try:
             leaves.append(_leaf(one, entries.pop(name, None), view[parsed.num_bytes :]))
         except (UsageError, ValueError, TypeError) as why:
-            raise CorruptCheckpointError(f"{file}: {name}: {why}", file=file, leaf=name) from None
+            words = f"{file}: {name[:100]}: {why}"
+            raise CorruptCheckpointError(words, file=file, leaf=name) from None
     if entries:
         raise CorruptCheckpointError(
-            f"{file} has arrays that are not in its tree: {list(entries)}", file=file
+            f"{file} has an array that is not in its tree: {min(entries)[:100]!r}", file=file
         )
     if like is None:
         return unflatten_tree(structure, leaves, nodes)

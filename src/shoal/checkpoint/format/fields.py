@@ -37,7 +37,7 @@ class Fields:
         """Reject unknown keys."""
         extra = self.found.keys() - known
         if extra:
-            self.refuse(f"has unknown keys: {sorted(extra)[:5]}")
+            self.refuse(f"has unknown keys: {[key[:100] for key in sorted(extra)[:5]]}")
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.found.get(key, default)
@@ -121,7 +121,7 @@ def check_version(fields: Fields, kind: str) -> bool:
     version = fields.sizes("version")
     fields.expect("version", len(version) == 2, "not two numbers")
     required = fields.texts("required")
-    unknown = sorted(set(required) - FEATURES)
+    unknown = [feature[:100] for feature in sorted(set(required) - FEATURES)[:5]]
     if unknown or version[0] != VERSION[0]:
         raise UnsupportedCheckpointError(
             f"{fields.file} has version {version[0]}.{version[1]}"

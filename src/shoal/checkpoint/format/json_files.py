@@ -15,6 +15,7 @@ from shoal.checkpoint.format.header import strict_json
 from shoal.checkpoint.format.records import (
     COMMIT_BYTES,
     LARGEST,
+    MANIFEST_BYTES,
     METRICS_BYTES,
     MOST_DIMS,
     REGISTER_BYTES,
@@ -40,6 +41,7 @@ _COMMIT_KEYS = frozenset(_HEAD | {"manifest", "index", "data_bytes", "num_files"
 _REGISTER_KEYS = frozenset({"ended", "pinned", "nonce", "single_writer"})
 _LEAF_KEYS = frozenset({"name", "kind", "dtype", "shape", "words", "impl", "layout", "value"})
 _BLOB_KEYS = frozenset({"name", "bytes", "sha256"})
+_DATA_PER_INDEX = 256  # bytes: far more than hashes of blocks and rows of chunks take
 _INLINE = frozenset({"scalar", "int", "float", "bool", "complex", "str", "bytes", "none"})
 
 
@@ -114,7 +116,8 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     leaves = tuple([_leaf(one, file, knows_all) for one in listed])
     for leaf, name in zip(leaves, names_of(structure), strict=True):
         if leaf.name != name:
-            fields.refuse(f"calls a leaf {leaf.name[:100]!r} whose place in the tree is {name!r}")
+            called, place = leaf.name[:100], name[:100]
+            fields.refuse(f"calls a leaf {called!r} whose place in the tree is {place!r}")
     return Manifest(
         attempt=fields.attempt(),
         step=fields.step(),
@@ -199,12 +202,14 @@ def encode_commit(commit: Commit) -> bytes:
     """Encode COMMIT, deterministically.
 
     Raises:
-      UsageError: the metrics are too large, or not numbers.
+      UsageError: the metrics are not numbers, or too large, or the manifest or the index is.
     """
     return _sealed({**head("commit"), **_commit_json(commit)})
 
 
 def _commit_json(commit: Commit) -> dict[str, Any]:
+    if why := _too_large(commit):
+        raise UsageError(f"the checkpoint {why}; save fewer leaves, or shorter `user` data")
     return {
         "attempt": commit.attempt,
         "step": commit.step,
@@ -215,6 +220,15 @@ def _commit_json(commit: Commit) -> dict[str, Any]:
         "num_files": commit.num_files,
         "metrics": metrics_json(commit.metrics),
     }
+
+
+def _too_large(commit: Commit) -> str:
+    """Return which file that is read as a whole is larger than leaves can need; "": none is."""
+    index_bytes = MANIFEST_BYTES + commit.data_bytes // _DATA_PER_INDEX
+    for blob, most_bytes in ((commit.manifest, MANIFEST_BYTES), (commit.index, index_bytes)):
+        if blob.bytes > most_bytes:
+            return f"has {blob.bytes:,} bytes in {blob.name}, at most {most_bytes:,} are possible"
+    return ""
 
 
 def encode_register(register: Register) -> bytes:
@@ -320,7 +334,7 @@ def _commit(fields: Fields) -> Commit:
     if check_version(fields, "commit"):
         fields.only(_COMMIT_KEYS)
     attempt = fields.attempt()
-    return Commit(
+    commit = Commit(
         attempt=attempt,
         step=fields.step(),
         created_ns=fields.size("created_ns"),
@@ -330,6 +344,9 @@ def _commit(fields: Fields) -> Commit:
         num_files=fields.size("num_files"),
         metrics=_metrics(fields),
     )
+    if why := _too_large(commit):
+        fields.refuse(why)
+    return commit
 
 
 def _blob(fields: Fields, key: str, name: str) -> Blob:

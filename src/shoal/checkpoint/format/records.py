@@ -20,6 +20,7 @@ PAGE_BYTES = 4096  # headers of data files are padded to a multiple of it
 COMMIT_BYTES = 4096  # of COMMIT at most
 REGISTER_BYTES = 64 << 10  # of COMMIT in a bucket at most
 METRICS_BYTES = 1024  # of its metrics, as JSON
+MANIFEST_BYTES = 1 << 30  # at most: millions of leaves; an index may also grow with the data
 MOST_DIMS = 64  # of data in files: the limit of NumPy
 LARGEST = 1 << 62  # sizes and offsets stay below: sums of two fit into 64 bits
 

@@ -96,7 +96,8 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     def refuse_if(wrong: Bools, what: str) -> None:
         if wrong.any():
             name = manifest.leaves[int(wrong.argmax())].name
-            raise CorruptCheckpointError(f"{file}: leaf {name!r} {what}", file=file, leaf=name)
+            words = f"{file}: leaf {name[:100]!r} {what}"
+            raise CorruptCheckpointError(words, file=file, leaf=name)
 
     def refuse_rows(wrong: Bools, what: str) -> None:
         refuse_if(np.bincount(leaf[wrong], minlength=len(manifest.leaves)) > 0, what)
@@ -209,7 +210,7 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
         at = number[one.process] = number.get(one.process, -1) + 1
         wanted = data_name(manifest.attempt, one.process, manifest.num_processes, at)
         if one.process >= manifest.num_processes or one.name != wanted:
-            _refuse(file, f"lists a file {one.name!r} that is not of this checkpoint")
+            _refuse(file, f"lists a file {one.name[:100]!r} that is not of this checkpoint")
     check_tiling(manifest, index.chunks, file=file)
     is_own = np.array([one.kind == "per_process" for one in manifest.leaves], bool)
     rows = is_own[index.chunks.leaf] if index.chunks.leaf.size else np.zeros(0, bool)

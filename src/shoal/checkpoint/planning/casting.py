@@ -64,9 +64,12 @@ def _survives_round_trip(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
     bits = np.arange(1 << _bits(one), dtype=f"u{one.itemsize}")
     values = bits.view(one)
     with np.errstate(all="ignore"):
-        back = values.astype(other).astype(one)
+        there = values.astype(other)
+        back = there.astype(one)
         both_nan = (back != back) & (values != values)
-    return bool(((back.view(bits.dtype) == bits) | both_nan).all())
+        # True would be -1 in an int1, and comes back as True.
+        is_equal = there.astype(np.float64) == values.astype(np.float64)
+    return bool((((back.view(bits.dtype) == bits) & is_equal) | both_nan).all())
 
 
 def _bits(dtype: np.dtype[Any]) -> int:

@@ -134,8 +134,10 @@ class Restore:
         call: Call,
         timeout_s: float,
         group: Group,
+        lane: str,
     ) -> None:
         self._coordinator, self._request, self._group = coordinator, request, group
+        self._lane = lane
         self._call, self._timeout_s = call, timeout_s  # per wait: reading may take long
         self._me = ThisProcess(coordinator.process, coordinator.hosts)
 
@@ -168,6 +170,7 @@ class Restore:
             payload,
             timeout_s=self._timeout_s,
             group=self._group.named,
+            lane=self._lane,
         )
         who = failed_processes(answers)
         if not who:
@@ -245,7 +248,8 @@ class Restore:
         num_bytes = sum(want.out.nbytes for one in fillings for want in one.wants)
         doing = f"restoring {checkpoint.store.path}"
         try:
-            with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
+            reporter = ProgressReporter(self._coordinator, doing, num_bytes, lane=self._lane)
+            with _allowed(opened), reporter as telling:
                 values, read_bytes = fill(checkpoint, fillings, max_host_bytes, telling.add)
         except (CorruptCheckpointError, StorageError) as error:
             gone = deleted_meanwhile(checkpoint.store, checkpoint.commit.attempt)

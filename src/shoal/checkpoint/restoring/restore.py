@@ -54,6 +54,7 @@ def restore(
     processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
+    lane: str = "main",
 ) -> Any:
     """Restore what was saved at `path`, in the layouts of `target`.
 
@@ -100,7 +101,8 @@ def restore(
       form: of the result without a target, or with one layout, mesh or function for all of it:
         "tree": as saved; "dicts": nested dicts, also in place of lists, tuples and classes
         (the keys of lists are "0", "1", …); "flat": one dict from names to values.
-      mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
+      mode: "direct", "exchange", or "auto"; among some processes of the job, or in another lane
+        than "main", "auto" is "direct".
       max_host_bytes: limit of temporary memory on each process; None: a quarter of what is free, at
         most 2 GiB. Data for devices with memory of their own passes through it: at least one leaf
         at a time, as much of it as this process's devices hold.
@@ -111,6 +113,8 @@ def restore(
       name: identifies the call if it is made at several call sites; None: the call site identifies
         it.
       timeout_s: deadline in seconds of each wait for other processes; None: SHOAL_TIMEOUT_S (600).
+      lane: an independent sequence of collective calls, as for `barrier`: a thread that restores
+        beside others needs one of its own, except in a job of one process.
 
     Returns:
       The tree of the target, of the target's own classes. Without a target, and below a layout
@@ -168,18 +172,18 @@ def restore(
     >>> back["w"].sharding.spec, back["b"].sharding.spec
     (P('data',), P())
     """
-    deadline = deadline_of("restore", name, timeout_s, "main")
+    deadline = deadline_of("restore", name, timeout_s, lane)
     options: RestoreOptions = {
         "only": only, "rename": rename, "missing_ok": missing_ok, "dtype": dtype, "form": form,
         "mode": mode, "max_host_bytes": max_host_bytes, "merge": merge,
     }  # fmt: skip
     request = request_of("restore", path, target, options)
     group = group_in(coordinator, "restore", processes)
-    if request.mode == "auto" and not group.is_all:
-        # if others are dead, devices might wait for them
+    if request.mode == "auto" and not (group.is_all and lane == "main"):
+        # Devices might wait for processes that are dead, or run programs of another thread first.
         request = request._replace(mode="direct")
     call = Call("restore", name, callsite(), request.lines)
-    return Restore(coordinator, request, call, deadline.timeout_s, group).run()
+    return Restore(coordinator, request, call, deadline.timeout_s, group, lane).run()
 
 
 @local

@@ -84,15 +84,18 @@ def _take(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot:
 
 
 def complete(
-    agreed: Agreed, taken: Snapshot | Exception, arena: Arena | None, *, lane: str = "main"
+    agreed: Agreed, taken: Snapshot | Exception, arena: Arena | None, *, lane: str | None = None
 ) -> Commit:
     """S1, then S3 to S7: from the first file to a commit known to all processes.
+
+    Args:
+      lane: of these phases; None: that of the agreement.
 
     Raises:
       SaveAbortedError: a process was lost, failed or late, and parts are missing.
       Otherwise the error of one process: the same type on all.
     """
-    members = replace(agreed.members, lane=lane)
+    members = replace(agreed.members, lane=lane or agreed.members.lane)
     try:
         num_bytes = 0 if isinstance(taken, Exception) else taken.plan.num_bytes
         with progress_file.saving(), _beat(members, num_bytes) as beat:
@@ -130,7 +133,7 @@ def _run(
             raise taken  # not reached: `meet` raises the error that it is given
         members.meet(phase, "opened", _tried(lambda: _open(members, taken.manifest)))
         members.meet(phase, "seen", _tried(lambda: _see(members)))
-        phase = "write"
+        phase, beat.is_opening = "write", False
         problem = _tried(lambda: _write(members, taken, arena, beat))
         if has_part := problem is None:
             problem = _tried(lambda: fault_points.reach("save.parted", members.process))

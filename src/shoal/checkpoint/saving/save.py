@@ -41,6 +41,7 @@ def save(
     processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
+    lane: str = "main",
 ) -> None:
     """Save a tree of values at `path`, durably.
 
@@ -73,6 +74,8 @@ def save(
         it.
       timeout_s: deadline of the save, in seconds; None: each wait in it has a deadline of
         SHOAL_TIMEOUT_S (600). The earliest deadline ends the wait for all.
+      lane: an independent sequence of collective calls, as for `barrier`: a thread that saves
+        beside others needs one of its own, except in a job of one process.
 
     Raises:
       StepAlreadyCommittedError: on all: something is saved there.
@@ -91,9 +94,9 @@ def save(
 
     with failure_noted(coordinator, str(path), step) as number:
         request = request_of(
-            path, step=step, user=user, metrics=metrics, name=name, timeout_s=timeout_s
+            path, step=step, user=user, metrics=metrics, name=name, timeout_s=timeout_s, lane=lane
         )
-        write_tree(coordinator, request, tree, processes)
+        write_tree(coordinator, request, tree, processes, lane=lane)
     note_kept(coordinator, str(path), number)
 
 
@@ -105,6 +108,7 @@ def write_tree(
     processes: Iterable[int] | None = None,
     *,
     arena: Arena | None = None,
+    lane: str = "main",
 ) -> None:
     """Save a tree as requested.
 
@@ -115,7 +119,8 @@ def write_tree(
     group = group_in(coordinator, request.operation, processes)
     if group.count > 1:
         refuse_device_axis(state, request.operation)
-    agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
+    members = SaveMembers(coordinator, request, group, new_attempt(), lane=lane)
+    agreed = agree_on(members, state)
     complete(agreed, snapshot(agreed, state, arena), arena)
 
 
@@ -127,6 +132,7 @@ def request_of(
     metrics: Mapping[str, float] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
+    lane: object = "main",
 ) -> Request:
     """Check the arguments of a save.
 
@@ -135,8 +141,9 @@ def request_of(
     """
     store = store_at(path, f"save: path={short_text(path)}", "save(path, tree)")
     operation = f"save({store.path!r})"
-    if name is not None and (not isinstance(name, str) or not name):
-        raise UsageTypeError(f"{operation}: name={name!r} must be a non-empty string")
+    for what, text in (("name", name), ("lane", lane)):
+        if (text is not None or what == "lane") and (not isinstance(text, str) or not text):
+            raise UsageTypeError(f"{operation}: {what}={text!r} must be a non-empty string")
     for what, given in (("user", user), ("metrics", metrics)):
         if given is not None and not isinstance(given, Mapping):
             raise UsageTypeError(f"{operation}: {what}={given!r} must be a dict")

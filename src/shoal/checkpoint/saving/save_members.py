@@ -79,6 +79,7 @@ class SaveMembers:
                 payload,
                 timeout_s=request.waits.left_s,
                 group=self.group.named,
+                lane=self.lane,
             )
         except (ProcessLostError, PeerFailedError, DeadlineError) as error:
             raise aborted(self.scene, "agree", error) from error

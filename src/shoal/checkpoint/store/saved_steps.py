@@ -289,12 +289,17 @@ def retain(
     """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
 
     The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
-    damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
+    damaged or of a newer format, that is in `damaged`, or that is a link which leads nowhere, is
+    left alone, and counts for no policy.
     If some steps cannot be deleted, the others still are, and the first error is raised.
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
-    pairs = [one for one in root.steps() if one[0] not in damaged]
+    pairs = [
+        (step, store)
+        for step, store in root.steps()
+        if step not in damaged and not (store.is_link and store.why_absent())
+    ]
     at_once = root.pace.looks
     steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
     if (last := max(steps, default=saved)) > saved:

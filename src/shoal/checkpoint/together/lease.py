@@ -112,13 +112,15 @@ class LeaseKeeper(ProgressReporter):
         self._next = time.monotonic() + self._refresh_s
         super().__init__(coordinator, f"saving {store.path}", num_bytes, every_s, lane)
         self._store, self._attempt = store, attempt
+        self.is_opening = True  # the attempt: only the disk is outstanding
         members = range(coordinator.num_processes) if members is None else members
         self._before = [process for process in members if process < coordinator.process]
 
     def keep(self) -> None:
         """Touch PENDING, if this is the process to do it."""
         with self._lock:
-            if self._done_bytes >= self._num_bytes:  # only the disk is outstanding
+            is_written = self._done_bytes >= self._num_bytes
+            if self.is_opening or is_written:  # only the disk is outstanding
                 self._work()
         # The lowest survivor does it. Processes learn of a loss at different times: for a while two
         # may touch the file, which harms nothing, or none, until the loss is known; a lease is

@@ -85,7 +85,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """
     found = _dtype_of(name)
     if found is None:
-        raise UsageError(f"{name!r} is not the name of a dtype that can be stored")
+        raise UsageError(f"{name[:100]!r} is not the name of a dtype that can be stored")
     return found
 
 

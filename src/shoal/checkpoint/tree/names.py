@@ -60,7 +60,7 @@ def key_of(text: str) -> Key:
         return text
     key = _key(text)
     if key is _NONE_SUCH or component(key) != text:
-        raise UsageError(f"{text!r} is not part of a name")
+        raise UsageError(f"{text[:100]!r} is not part of a name")
     return key
 
 

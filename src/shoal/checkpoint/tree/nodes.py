@@ -157,7 +157,8 @@ class _NodeReading:
     def structure(self, found: Any, depth: int) -> Structure:
         if type(found) is int:
             if found != self.leaves:
-                raise UsageError(f"leaf {found} is in the place of leaf {self.leaves} should")
+                said = json_excerpt(found)
+                raise UsageError(f"leaf {said} is where leaf {self.leaves} should be")
             self.leaves += 1
             return found
         if not depth:

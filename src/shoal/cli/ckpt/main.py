@@ -17,11 +17,16 @@ from shoal.checkpoint.history.checkpoint_info import SavedLeaf, info_of
 from shoal.checkpoint.store.interface import Attempt
 from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.tree.plain_values import decode_value
-from shoal.cli.ckpt.paths import LEAF_HELP, FoundCheckpoint, leaf_names, look_at, one_of
+from shoal.cli.ckpt.paths import LEAF_HELP, FoundCheckpoint, leaf_names, look_at, one_of, unread
 from shoal.cli.ckpt.tend import cp, delete, gc, recover, verify
 from shoal.cli.tables import print_json, print_lines, print_table, safe, short
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    StorageError,
+    UnsupportedCheckpointError,
+)
 
 
 def ckpt() -> typer.Typer:
@@ -76,18 +81,12 @@ def ls(
 
 def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     """Return the facts of one checkpoint, as JSON."""
-    facts: dict[str, Any] = {
-        "step": entry.step,
-        "path": entry.store.path,
-        "state": "damaged",
-        "pinned": entry.store.is_pinned,
-    }
+    facts: dict[str, Any] = {"step": entry.step, "path": entry.store.path, "pinned": False}
     try:
+        facts["pinned"] = entry.store.is_pinned
         state = entry.store.state()
-    except CorruptCheckpointError as error:
-        return {**facts, "problem": str(error)}
-    except UnsupportedCheckpointError as error:
-        return {**facts, "state": "unsupported", "problem": str(error)}
+    except (CorruptCheckpointError, UnsupportedCheckpointError, StorageError) as error:
+        return {**facts, "state": unread(error), "problem": str(error)}
     begun = [_begun(entry, attempt) for attempt in state.attempts]
     facts["attempts"] = begun
     if (commit := state.commit) is None:

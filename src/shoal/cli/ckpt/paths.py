@@ -12,7 +12,14 @@ from shoal.checkpoint.bucket.address import is_address
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.opening import unfinished
 from shoal.checkpoint.store.step_names import step_at
-from shoal.errors import NotCommittedError, UsageError, raise_all
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    NotCommittedError,
+    StorageError,
+    UsageError,
+    raise_all,
+)
 from shoal.plan.patterns import Selection
 
 LEAF_HELP = "Only these leaves: a name, 'params/**', 'opt/*/mu', or all but '!opt/**'."
@@ -96,6 +103,13 @@ def nothing_committed(place: FoundPath) -> NotCommittedError:
     return NotCommittedError(
         f"{place.path}: {whose or 'nothing is saved; '}{words}", path=place.path
     )
+
+
+def unread(error: CheckpointError) -> str:
+    """Return the state of a checkpoint that cannot be read."""
+    if isinstance(error, StorageError):
+        return "unreachable"
+    return "damaged" if isinstance(error, CorruptCheckpointError) else "unsupported"
 
 
 def _nothing(store: Store, names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from shoal.checkpoint.blocks.copying import Copied, copy_checkpoint
 from shoal.checkpoint.store import opening
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.step_names import COMMIT
-from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed
+from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed, unread
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import (
@@ -61,10 +61,9 @@ def recover(
         try:
             before = entry.store.committed()
             after = entry.store.recover()
-        except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
+        except (CorruptCheckpointError, UnsupportedCheckpointError, StorageError) as error:
             code = max(code, error.exit_code)
-            state = "damaged" if isinstance(error, CorruptCheckpointError) else "unsupported"
-            results.append({**result, "state": state, "problem": str(error)})
+            results.append({**result, "state": unread(error), "problem": str(error)})
             continue
         state = "absent" if after is None else "recovered" if before is None else "committed"
         results.append({**result, "state": state})
@@ -117,7 +116,7 @@ def gc(
             look = _behind_a_link if is_elsewhere else _collected
             limit_s = entry.store.pace.lease_s if older is None else older
             gone = look(entry, limit_s, is_dry=dry_run)
-        except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
+        except (CorruptCheckpointError, UnsupportedCheckpointError, StorageError) as error:
             code = max(code, error.exit_code)
             results.append({"step": entry.step, "path": entry.store.path, "problem": str(error)})
             continue
@@ -229,12 +228,12 @@ def verify(
 
 
 def _committed(place: FoundPath) -> list[FoundCheckpoint]:
-    """Return the checkpoints that have a COMMIT, valid or not."""
+    """Return the checkpoints that have a COMMIT, valid or not, or cannot be read."""
     checkpoints = []
     for entry in place.entries:
         try:
             is_there = entry.store.committed() is not None
-        except (CorruptCheckpointError, UnsupportedCheckpointError):
+        except (CorruptCheckpointError, UnsupportedCheckpointError, StorageError):
             is_there = True
         checkpoints += [entry] if is_there else []
     if not checkpoints:

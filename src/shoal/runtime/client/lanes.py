@@ -4,7 +4,8 @@ A call meets the others at one point or at several: the first begins it, later o
 exception leaves a call and the other processes do not know that it failed (an interrupt, a wrong
 argument, a full disk), they would wait in it for a process that never arrives, or take its next
 call for this one. So the call is *abandoned*: the meeting place is notified, and it fails for all.
-Two threads in one lane would leave the order of its points to chance, so the second is refused.
+Two threads in one lane would leave the order of its points to chance, so the second is refused. In
+a job of one process there is no order to keep, and no process to notify: each thread has the lane.
 """
 
 from __future__ import annotations
@@ -128,8 +129,9 @@ class Lanes:
         self._report_abandoned = report_abandoned
         self._end_lane = end_lane
         self._lock = threading.RLock()  # a signal handler may make calls of its own
-        self._busy: dict[str, _Wait] = {}
-        self._calls: dict[str, Scope] = {}
+        self._is_alone = len(me.hosts) == 1
+        self._busy: dict[object, _Wait] = {}  # by lane, and if alone by thread
+        self._calls: dict[object, Scope] = {}  # the same
         self._sent: dict[str, int] = {}  # arrivals, by lane
         self._counts: dict[str, _Count] = {}
 
@@ -163,14 +165,14 @@ class Lanes:
         Raises:
           UsageError: the call under way is another thread's.
         """
-        lane = scope.point.lane
+        lane, key = scope.point.lane, self._key(scope.point)
         with self._lock:
-            outer = self._calls.get(lane)
+            outer = self._calls.get(key)
             is_over = outer is not None and _is_over(outer, scope)
             if outer is not None and is_over and not outer.has_failed:
                 self._count(outer, "an interrupt at its end")
             if outer is None or is_over:
-                self._calls[lane] = outer = scope
+                self._calls[key] = outer = scope
         if is_over and lane in self._counts:
             self._flush(lane)
         if outer is scope or outer.thread is scope.thread or scope.is_arrival:
@@ -180,13 +182,13 @@ class Lanes:
     def end(self, scope: Scope, error: BaseException | None) -> None:
         """End a scope; if `error` is unknown to the other processes, notify them."""
         scope.frame = None  # it would keep the call's values alive
-        lane = scope.point.lane
-        if self._calls.get(lane) is not scope:
+        lane, key = scope.point.lane, self._key(scope.point)
+        if self._calls.get(key) is not scope:
             return
         unknown_error = None if scope.has_failed else error
         if unknown_error is not None:
             self._count(scope, unknown_error)
-        del self._calls[lane]  # after an interrupt before this line, the next call counts it
+        del self._calls[key]  # after an interrupt before this line, the next call counts it
         if unknown_error is not None and lane in self._counts:
             self._flush(lane)
         if scope.ends_lane:
@@ -200,12 +202,12 @@ class Lanes:
         Raises:
           UsageError: another thread waits in it.
         """
-        lane = point.lane
+        key = self._key(point)
         wait = _Wait(threading.current_thread(), sys._getframe(2))
         with self._lock:
-            if (busy := self._busy.get(lane)) is not None and not _is_over(busy, wait):
+            if (busy := self._busy.get(key)) is not None and not _is_over(busy, wait):
                 raise self._other_thread(point)
-            self._busy[lane] = wait
+            self._busy[key] = wait
 
     def count(self, lane: str) -> int:
         """Count an arrival; return the number of calls of the lane abandoned before."""
@@ -216,13 +218,16 @@ class Lanes:
 
     def give_back(self, point: Point) -> None:
         """Release a lane after a wait."""
-        self._busy.pop(point.lane, None)
+        self._busy.pop(self._key(point), None)
+
+    def _key(self, point: Point) -> object:
+        return (point.lane, threading.get_ident()) if self._is_alone else point.lane
 
     def _count(self, scope: Scope, why: BaseException | str) -> None:
         """Count an abandoned call, once."""
         lane = scope.point.lane
         number, unsent, latest = self._counts.get(lane, _Count())
-        if latest is scope or scope.point.group == _OTHERS:
+        if self._is_alone or latest is scope or scope.point.group == _OTHERS:
             return
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
         words = why if isinstance(why, str) else failure_of(why, point.site).headline
@@ -251,8 +256,8 @@ class Lanes:
     def _other_thread(self, point: Point) -> UsageError:
         return UsageError(
             f"{self._me}: {point.name!r} ({point.site or callsite()}): another thread waits in lane"
-            f" {point.lane!r}; use a separate lane for each thread that synchronizes with "
-            "other processes"
+            f" {point.lane!r}; pass a lane= of its own in each thread that synchronizes with other "
+            "processes, for example to barrier, save or restore"
         )
 
 

@@ -32,14 +32,15 @@ from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.jax_service import device_work
 from shoal.runtime.jax_service.jax_runtime import COMPILER, is_starting
 from shoal.runtime.rules.outcomes import ThisProcess, indented
-from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
+from shoal.runtime.rules.stalls import Idle, Stalls
 from shoal.runtime.system.callsite import line_of, split_site
 from shoal.runtime.system.failure_words import is_of_program, stands
 from shoal.runtime.system.stacks import DumpFile, stacks
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
-_NO_TIME_S = 1e-4  # of the processor: none, since starting a program on devices takes more
+_NO_TIME_S = 1e-4  # of the processor: none. Without hooks, more is taken for a return
+_LEAST_S = 1e-3
 _HOUR_S = 3600.0
 _STEPS = 10  # a limit is at least as many median steps
 _NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
@@ -89,10 +90,11 @@ class StallWatch:
         cpu_times: Callable[[], tuple[float, float]] | None = None,
         probe: _ReturnProbe | None = None,
         are_devices_idle: Callable[[], bool] = device_work.is_idle,
+        may_poll: Callable[[], bool] = device_work.may_poll,
     ) -> None:
         """`send` sends a report to the meeting place, None once this process moves again; `shown`
         shows this process to others of its host; `ends` is whether it is ended when it is stalled.
-        Tests give `cpu_times`, `probe` and `are_devices_idle` in place of those of this process.
+        Tests give the last four in place of those of this process.
 
         Raises:
           UsageError: a variable is not a positive number.
@@ -108,7 +110,8 @@ class StallWatch:
         self._has_left = False  # another process, in order
         self._probe = probe or _ReturnProbe(asks=ends)
         self._are_devices_idle = are_devices_idle
-        self._at = self._ran_s = self._since_s = 0.0
+        self._may_poll = may_poll
+        self._at = self._ran_s = self._since_s = self._returned_s = 0.0
         self._mark: object = None
         self._samples: collections.deque[_Sample] = collections.deque()
         self._said = False
@@ -131,8 +134,9 @@ class StallWatch:
 
     def look(self, now: float) -> None:
         """Look at the main thread; report what it does, once it has left no mark for long."""
-        # The time while this process was suspended does not count.
-        self._ran_s += min(max(0.0, now - self._at), 2 * _IDLE_LOOK_S)
+        # The time while this process was suspended does not count, but for that of one look.
+        passed_s = max(0.0, now - self._at)
+        self._ran_s += passed_s if passed_s <= 2 * self.every_s else self.every_s
         self._at = now
         self._warn_of_notice(now)
         progress = self._coordinator.progress
@@ -147,8 +151,8 @@ class StallWatch:
             if self._said:
                 self._said = False
                 self._send(None)
-        elif self._probe.has_returned and not progress.marks_its_loop:
-            self._samples.clear()  # it moves, and leaves no marks
+        if self._probe.has_returned:
+            self._returned_s = self._ran_s
         self._probe.post()
         idle_s, limit_s = self._ran_s - self._since_s, self._current_limit_s()
         # The first step may be a compilation; later ones are known to take as long.
@@ -210,22 +214,23 @@ class StallWatch:
         main_s, all_s = self._cpu_times()
         main_s, all_s = main_s - first.main_s, all_s - first.all_s
         passed_s = self._ran_s - first.at_s
-        is_slow = main_s >= BUSY * passed_s
-        does_nothing = not is_slow
-        # A compiler's threads work for the main thread; so may those of CPU devices.
-        if not progress.marks_its_loop or COMPILER in _frames(frame):
-            does_nothing = does_nothing and all_s - main_s < BUSY * passed_s
-            if not self._probe.asks:  # a loop that comes back to the interpreter takes some time
-                does_nothing = does_nothing and main_s <= _NO_TIME_S
+        has_returned = self._ran_s - self._returned_s < limit_s
+        if not self._probe.asks:  # a loop that comes back to the interpreter takes some time
+            has_returned = main_s > _NO_TIME_S
         return Idle(
             idle_s,
             limit_s,
             site,
             _below(frame),
             is_waiting=progress.is_waiting,
-            is_slow=is_slow,
+            seen_s=passed_s,
+            main_share=main_s / max(passed_s, _LEAST_S),
+            other_share=(all_s - main_s) / max(passed_s, _LEAST_S),
+            has_returned=has_returned,
+            marks_its_loop=progress.marks_its_loop,
+            is_compiling=COMPILER in _frames(frame),
+            may_poll=self._may_poll(),
             is_due=is_due,
-            is_stuck=does_nothing and passed_s >= limit_s,
             is_held=is_prompt or _is_debugged(frame),
             source=self._source_at(site),
         )

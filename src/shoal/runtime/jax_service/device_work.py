@@ -6,13 +6,22 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.runtime.jax_service.jax_runtime import backend_exists
+from shoal.runtime.jax_service.jax_runtime import backend_exists, is_starting
 from shoal.runtime.jax_service.own_programs import own_programs
 
 
 def is_idle() -> bool:
     """Return whether all arrays of this process have been computed. Never blocks."""
     return all(map(_is_computed, _arrays()))
+
+
+def may_poll() -> bool:
+    """Return whether a wait for devices may use the processor: they are no CPUs. Never blocks."""
+    if not backend_exists() or is_starting():
+        return False
+    import jax
+
+    return bool(jax.default_backend() != "cpu")
 
 
 def until_now() -> Callable[[], bool]:

@@ -3,7 +3,12 @@
 A *mark* is progress that a process makes: a step that ends, a point reached or passed, a batch, a
 call of `preempted`, a save's or restore's own progress. A process that has left none for long is
 *idle*, and reports it, with the place where its main thread stands; it is *stuck* if its limit is
-over and it does nothing. It judges both itself, by its own clocks. A job that moves sends nothing.
+over and it does nothing. It reports what its own clocks say, and the rules are here. A job that
+moves sends nothing.
+
+A main thread does nothing if it uses hardly any processor time; where devices are no CPUs, whose
+runtimes may poll, also if it has not come back to the interpreter. In a compilation, and until a
+loop leaves marks, it must not have come back either, and its other threads must do nothing, too.
 
 The job is stalled when each process is idle, and ends when each is stuck. A process that left in
 order counts as both. One that gives no heartbeat is idle, and stuck only if another process of its
@@ -28,8 +33,11 @@ MOST_SITE = 300  # characters
 NO_PROGRESS = "no progress for"  # how the last words of an idle process begin
 _MOST_GROUPS = 8  # of processes at one place, in a report
 _BELOW = ("library", "", "jax")
-_FACTS = ("is_waiting", "is_slow", "is_due", "is_stuck", "is_held")
-BUSY = 0.02  # of a core: a main thread that uses less does nothing
+_FACTS = (
+    "is_waiting", "has_returned", "marks_its_loop", "is_compiling", "may_poll", "is_due", "is_held",
+)  # fmt: skip
+_SHARES = ("seen_s", "main_share", "other_share")
+_BUSY = 0.02  # of a core: threads that use less do nothing
 _FRESH_S = 6.0  # a report that is older says nothing of now; they come every two seconds
 _ANSWER_S = 1.5  # how long a process may take to say where a silent one of its host stands
 _SEEN_S = 2.0  # after which it is asked again
@@ -43,11 +51,29 @@ class Idle(NamedTuple):
     site: str  # the innermost frame of the program, `train.py:12 (main)`
     below: str = ""  # what that frame has called: "jax", "library", "": native code, perhaps JAX's
     is_waiting: bool = False  # in a wait of shoal, which has a deadline
-    is_slow: bool = False  # its main thread uses the processor
+    seen_s: float = 0.0  # over which the rest was seen: the limit, once that is over
+    main_share: float = 0.0  # of a core, used by its main thread
+    other_share: float = 0.0  # by its other threads
+    has_returned: bool = False  # its main thread has come back to the interpreter
+    marks_its_loop: bool = False
+    is_compiling: bool = False
+    may_poll: bool = False  # a wait for devices may use the processor: they are no CPUs
     is_due: bool = False  # for so long that a stall is to be reported
-    is_stuck: bool = False
     is_held: bool = False  # by a debugger or a prompt: it ends nothing
     source: str = ""  # the line of `site`
+
+    @property
+    def is_slow(self) -> bool:
+        """Does its main thread work, as far as can be told from its processor time?"""
+        return self.main_share >= _BUSY and (self.has_returned or not self.may_poll)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Has it done nothing for its limit?"""
+        does_nothing = not self.is_slow
+        if not self.marks_its_loop or self.is_compiling:
+            does_nothing &= not self.has_returned and self.other_share < _BUSY
+        return does_nothing and self.seen_s >= self.limit_s
 
 
 def idle_header(idle: Idle | None) -> dict[str, Any]:
@@ -74,6 +100,7 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     if below not in _BELOW:
         raise FrameError("field 'below' is not where a process is")
     source = text_field(header, "source")[:MOST_SITE]
+    facts |= {name: number_field(header, name) for name in _SHARES}
     return Idle(idle_s, limit_s, site, below, source=source, **facts)  # type: ignore[arg-type]
 
 
@@ -85,7 +112,7 @@ def seen_words(seen: Seen | None) -> str:
 def _seen_at(seen: Seen | None) -> tuple[str, str]:
     if seen is None or not seen.site:
         return "without a heartbeat", ""
-    slow = "slow, " if seen.share >= BUSY else ""
+    slow = "slow, " if seen.share >= _BUSY else ""
     return f"{slow}in native code that holds the interpreter lock", line_of(seen.site)
 
 
@@ -166,8 +193,8 @@ class Stalls:
     """The meeting place's record of the processes that are idle.
 
     >>> stalls = Stalls()
-    >>> stalls.receive(60.0, 0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", is_stuck=True))
-    >>> stalls.receive(60.0, 1, Idle(9.0, 5.0, "train.py:12 (main)", is_stuck=True))
+    >>> stalls.receive(60.0, 0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", seen_s=5.0))
+    >>> stalls.receive(60.0, 1, Idle(9.0, 5.0, "train.py:12 (main)", seen_s=5.0))
     >>> stalls.judge(60.0, (0, 1), {}, {}).headline
     'no process has moved for 9 s: process 1 at train.py:12; process 0 in JAX, called at \
 train.py:14'
@@ -258,7 +285,7 @@ train.py:14'
     def _is_stuck(self, now: float, silent: int, silent_s: float) -> bool:
         at, seen = self._seen.get(silent, (-math.inf, Seen()))
         is_known = bool(seen.site) and now < at + 2 * _SEEN_S
-        return is_known and seen.share < BUSY and silent_s >= seen.limit_s
+        return is_known and seen.share < _BUSY and silent_s >= seen.limit_s
 
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]

@@ -80,6 +80,7 @@ KINDS: Mapping[str, str] = {
 }
 _ENTRY = re.compile(r"([\w.-]+)(?:@(\d{1,9}))?(?:#(\d{1,9}|\*))?:([\w-]+)(?:=(.*))?")
 _EVERY = 0
+_SIMILAR = 0.8  # a program's own "train.end" is no misspelled "retain"
 _READ_S = 0.05
 
 
@@ -165,9 +166,13 @@ def text_of(faults: tuple[Fault, ...]) -> str:
 
 
 def _wrong(point: str, turn: str, kind: str, value: str) -> list[str]:
+    from difflib import get_close_matches
+
     problems = []
-    families = {name.split(".")[0] for name in POINTS}
-    if point.split(".")[0] in families and point not in POINTS:
+    family, _, name = point.partition(".")
+    families = {known.split(".")[0] for known in POINTS}
+    near = get_close_matches(family, families, cutoff=_SIMILAR) if name else []
+    if point not in POINTS and (family in families or near):
         problems.append(f"shoal has no point {point!r}{nearest(point, POINTS)}")
     if turn.isdigit() and int(turn) == 0:
         problems.append("turns are counted from 1; #* means each")
