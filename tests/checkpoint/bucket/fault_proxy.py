@@ -20,8 +20,8 @@ INTERNAL = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>no
 class Fault:
     """What happens to which request."""
 
-    def __init__(self, kind: str = "", at: int = 0) -> None:
-        self.kind, self.at = kind, at
+    def __init__(self, kind: str = "", at: int = 0, times: int = 1) -> None:
+        self.kind, self.at, self.times = kind, at, times
         self.lock = threading.Lock()
         self.requests: list[str] = []
         self.fired = 0
@@ -31,7 +31,7 @@ class Fault:
         """Return what is done to this request; "" if nothing."""
         with self.lock:
             self.requests.append(request)
-            is_hit = len(self.requests) == self.at
+            is_hit = self.at <= len(self.requests) < self.at + self.times
         return self.kind if is_hit else ""
 
 

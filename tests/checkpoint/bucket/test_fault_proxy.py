@@ -16,6 +16,7 @@ from checkpoint.bucket import servers
 from checkpoint.bucket.fault_proxy import KINDS, OF_ANSWERS, Fault, proxy
 from checkpoint.bucket.test_faults import saves_the_next
 from shoal import Bucket
+from shoal.checkpoint.bucket import transport
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.errors import ShoalError
@@ -119,6 +120,16 @@ def test_what_a_fault_leaves_is_whole(server, bucket, total, kind, first, every)
         check(where, server.address, saved)
     print(f"{kind}: {fired} faults fired in {total} requests")
     assert fired or kind in SOMETIMES
+
+
+def test_a_server_that_is_busy_for_longer_than_ten_tries(server, bucket, monkeypatch):
+    quick = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=2)}
+    monkeypatch.setitem(transport._RETRIES, "backoff", {**quick, "base": 2})
+    server.fault = Fault("busy", 1, times=40)
+    place = Bucket(f"{bucket}/busy", **servers.options(server.url))
+    save.on(one(), place, tree_of(1))
+    assert server.fault.fired == 40
+    assert restore.on(one(), place)["step"] == 1
 
 
 def test_a_restore_sends_what_its_plan_says(server, bucket):
