@@ -17,6 +17,26 @@ BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</
 INTERNAL = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>no</Message></Error>'
 
 
+PAGE = b"<!DOCTYPE html><html><body>Sign in to this network</body></html>"
+NO_KEY = b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"
+# Answers that are wrong: nothing was asked of the server.
+WRONG = {
+    "page": (200, PAGE),
+    "nothing": (200, b""),
+    "json": (200, b'{"status": "ok"}'),
+    "error of 200": (200, INTERNAL),
+    "empty listing": (200, b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>"),
+    "no key": (404, NO_KEY),
+    "page of 404": (404, PAGE),
+    "conflict anywhere": (409, CONFLICT),
+    "condition failed": (412, b"<Error><Code>PreconditionFailed</Code></Error>"),
+    "forbidden": (403, PAGE),
+    "moved": (301, b"<Error><Code>PermanentRedirect</Code></Error>"),
+}
+FLIPPED = "flipped"  # the server's answer, with a bit of its body flipped
+MARKS = [("etag", '"wrong"'), ("last-modified", "Sat, 01 Jan 2000 00:00:00 GMT")]
+
+
 class Fault:
     """What happens to which request."""
 
@@ -90,8 +110,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(409, [], CONFLICT)
         elif kind == "error in body":
             self.answer(200, [], INTERNAL)
+        elif kind in WRONG:
+            status, data = WRONG[kind]
+            self.answer(status, MARKS if status == 200 else [], data)
         else:
             answer, data = self.forward(body)
+            if kind == FLIPPED and data:
+                middle = len(data) // 2
+                data = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
             if kind == "cut after":
                 self.close_connection = True
             else:

@@ -299,13 +299,9 @@ class ObstoreObjects:
 
         return self._ask("read", name, get)
 
-    def read_at(
-        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
-    ) -> FoundPart:
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> FoundPart:
         """See `Objects.read_at`."""
         options: Any = {"range": (offset, offset + sum(map(len, parts)))}
-        if version is not None and (mark := json.loads(version).get("e_tag")):
-            options["if_match"] = mark
 
         async def get() -> tuple[Any, Any]:
             found = await obstore.get_async(self._stores[0], self._key(name), options=options)
@@ -316,9 +312,9 @@ class ObstoreObjects:
         except StorageError:
             info = self.info(name)
             if info.bytes <= offset:  # the range begins behind the end
-                return FoundPart(0, info.bytes, info.version)
+                return FoundPart(0, info.bytes)
             raise
-        return FoundPart(scattered(memoryview(data), parts), meta["size"], _version(meta))
+        return FoundPart(scattered(memoryview(data), parts), meta["size"])
 
     def put(self, name: str, data: bytes) -> None:
         """See `Objects.put`."""
@@ -337,7 +333,7 @@ class ObstoreObjects:
         self._ask(
             "write", name,
             lambda: obstore.put_async(store, key, data, mode=mode, use_multipart=False),
-            is_write=True,
+            is_write=True, has_condition=mode != "overwrite",
         )  # fmt: skip
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
@@ -371,12 +367,14 @@ class ObstoreObjects:
         request: Callable[[], Awaitable[Value]],
         *,
         is_write: bool = False,
+        has_condition: bool = False,
         is_of_all: bool = False,
     ) -> Value:
         """Run a request; convert its errors.
 
         Args:
           is_write: its failure leaves open whether it was carried out.
+          has_condition: it may fail because the object exists, or has changed.
           is_of_all: it is not about an object, so only the bucket can be missing.
         """
         try:
@@ -384,8 +382,10 @@ class ObstoreObjects:
         except ShoalError:
             raise
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
-            is_bucket = is_write or is_of_all
-            found = self.error(doing, name, error, is_write=is_write, is_bucket=is_bucket)
+            found = self.error(
+                doing, name, error,
+                is_write=is_write, has_condition=has_condition, is_bucket=is_write or is_of_all,
+            )  # fmt: skip
         raise found  # without obstore's own error, whose text may hold what was signed
 
     def slow(self, doing: str, name: str) -> str:
@@ -414,12 +414,13 @@ class ObstoreObjects:
         error: Exception,
         *,
         is_write: bool = False,
+        has_condition: bool = False,
         is_bucket: bool = False,
     ) -> OSError | StorageError:
         """Return the error of a request that failed."""
         where, kind, hint = self._at(name), StorageError, ""
         status, why = reason(error)
-        if isinstance(error, _CONFLICTS):
+        if has_condition and isinstance(error, _CONFLICTS):
             return FileExistsError(where)
         if isinstance(error, _ABSENT) or status == _NOT_FOUND:
             if not is_bucket:
