@@ -51,6 +51,7 @@ _UPLOADS = 8  # parts in flight, of all processes of a host
 _AHEAD_BYTES = 32 << 20  # that files may be ahead of their uploads, of all processes of a host
 _LOOK_S = 1.0  # an interrupt may keep a writer from being called
 _LEAST_S = 5.0  # that each request has, also after a deadline
+_KEPT_S = 0.2  # obstore asks for keys at most every 0.1 s
 _SLOW_S = 10.0  # a request that takes longer is logged
 _READ_TIMEOUT = timedelta(seconds=30)  # without a byte
 _NO_TIMEOUT = timedelta(days=7)  # of a whole request: it would cut slow transfers that go on
@@ -377,15 +378,21 @@ class ObstoreObjects:
           has_condition: it may fail because the object exists, or has changed.
           is_of_all: it is not about an object, so only the bucket can be missing.
         """
-        try:
-            return self.loop.run(request, self.slow(doing, name), self.limit_s())
-        except ShoalError:
-            raise
-        except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
-            found = self.error(
-                doing, name, error,
-                is_write=is_write, has_condition=has_condition, is_bucket=is_write or is_of_all,
-            )  # fmt: skip
+        for _ in range(2):
+            stamp = self._credentials.stamp
+            try:
+                return self.loop.run(request, self.slow(doing, name), self.limit_s())
+            except ShoalError:
+                raise
+            except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
+                is_refused = _is_refused(error)
+                found = self.error(
+                    doing, name, error,
+                    is_write=is_write, has_condition=has_condition, is_bucket=is_write or is_of_all,
+                )  # fmt: skip
+            if not is_refused or not self._credentials.have_changed(stamp):
+                break
+            threading.Event().wait(_KEPT_S)  # and sign with the new keys
         raise found  # without obstore's own error, whose text may hold what was signed
 
     def slow(self, doing: str, name: str) -> str:
@@ -426,13 +433,17 @@ class ObstoreObjects:
             if not is_bucket:
                 return FileNotFoundError(where)
             hint = f"\n{NO_BUCKET}"
-        elif isinstance(error, _REFUSED) or status in _FORBIDDEN:
+        elif _is_refused(error):
             hint = self._why_refused()
         elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
             kind, hint = UnclearError, "\nwhether it was written is not known"
         return kind(f"cannot {doing} {where}: {why}{hint}", path=where)
+
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, _REFUSED) or reason(error)[0] in _FORBIDDEN
 
 
 def reason(error: BaseException) -> tuple[int, str]:
