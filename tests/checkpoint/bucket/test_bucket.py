@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -316,6 +317,27 @@ def test_a_variable_with_a_line_break_is_named(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "pass\n")
     with pytest.raises(UsageError, match=r"^the variable AWS_SECRET_ACCESS_KEY begins or ends"):
         Bucket("s3://b/x")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("run//x", r'"run//"'),
+        ("run/./y", r'"run/./"'),
+        ("run/../z", r'"run/../"'),
+        ("run/a\x01b", r'"run/a\u{1}b"'),
+        ("run/step_000000000001//x", '"run/step_000000000001//x"'),
+    ],
+)
+def test_an_object_that_cannot_be_listed_is_named(server, bucket, key, shown):
+    client = servers.client(server)
+    name = bucket.removeprefix("s3://")
+    client.put_object(Bucket=name, Key=key, Body=b"")
+    place = Bucket(f"{bucket}/run", **servers.options(server))
+    with pytest.raises(StorageError, match=re.escape(f"begins with {shown}, which cannot be")):
+        shoal.Checkpoints(place, coordinator=one())
+    client.delete_object(Bucket=name, Key=key)
+    shoal.Checkpoints(place, coordinator=one()).close()
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):

@@ -68,6 +68,7 @@ _BODY = re.compile(r"<(?:Code|Message)>([^<]*)<")
 _INNERMOST = re.compile(r'(?:message|error): "([^"]*)"|(TimedOut)')
 _SERVER = re.compile(r"https?://[^\s/?]+")
 _RETRIED = re.compile(r"after (\d+) retries")
+_FOREIGN = re.compile(r'path: ("(?:[^"\\]|\\.)*")')  # what obstore cannot name
 _QUERY = re.compile(r"\?[^\s\"')]*=[^\s\"')]*")  # of an address: it may hold a signature
 
 _ABSENT = (FileNotFoundError, exceptions.NotFoundError)
@@ -435,6 +436,13 @@ class ObstoreObjects:
             hint = f"\n{NO_BUCKET}"
         elif _is_refused(error):
             hint = self._why_refused()
+        elif isinstance(error, exceptions.InvalidPathError):
+            path = _FOREIGN.search(str(error))
+            hint = (
+                f"\nanother program has written an object whose name is or begins with "
+                f"{path[1] if path else 'such a path'}, which cannot be listed: delete it with the "
+                "tool of the cloud, such as `aws s3api delete-object`"
+            )
         elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
