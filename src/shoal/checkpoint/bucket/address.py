@@ -222,6 +222,16 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             raise UsageError(
                 f"Bucket({url!r}): the endpoint {endpoint!r} must begin with http:// or https://"
             )
+    virtual = [one for name, one in options.items() if "virtual_hosted" in name.lower()]
+    virtual = virtual or [os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")]
+    if scheme in _S3 and str(virtual[0]).lower() in ("true", "1"):
+        for endpoint in endpoints:
+            if not endpoint.partition("://")[2].startswith(f"{bucket}."):
+                raise UsageError(
+                    f"Bucket({url!r}): with virtual_hosted_style_request, the endpoint must begin "
+                    f"with the bucket's name, as in https://{bucket}.…, and is {endpoint!r}: "
+                    "requests would go to another bucket"
+                )
     is_azure = scheme not in (*_S3, *_GCS) and "@" not in bucket
     if is_azure and not _names(
         options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "use_emulator",
