@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -55,6 +56,41 @@ class Fault:
         return self.kind if is_hit else ""
 
 
+class Away(Fault):
+    """From the first request of a kind on, a server is away for some seconds."""
+
+    def __init__(self, kind: str, request: str, seconds: float) -> None:
+        super().__init__(kind)
+        self.request, self.seconds, self.until_s = request, seconds, 0.0
+
+    def of(self, request: str) -> str:
+        now = time.monotonic()
+        with self.lock:
+            self.requests.append(request)
+            if not self.until_s and request == self.request:
+                self.until_s = now + self.seconds
+            return self.kind if now < self.until_s else ""
+
+
+REQUESTS = ("list", "head", "get", "range", "put", "put-if-absent", "put-if-match",
+            "begin multipart", "put part", "complete multipart", "delete")  # fmt: skip
+
+
+def kind_of(command: str, path: str, headers: Mapping[str, str]) -> str:
+    """Return which of these a request of S3 is."""
+    if command == "GET":
+        return "list" if "list-type=" in path else "range" if headers.get("range") else "get"
+    if command == "PUT":
+        if "partNumber=" in path:
+            return "put part"
+        if headers.get("if-none-match"):
+            return "put-if-absent"
+        return "put-if-match" if headers.get("if-match") else "put"
+    if command == "POST" and "delete" not in path:
+        return "complete multipart" if "uploadId=" in path else "begin multipart"
+    return "head" if command == "HEAD" else "delete"
+
+
 @contextlib.contextmanager
 def proxy(address: str) -> Iterator[ThreadingHTTPServer]:
     """Start a proxy before a server; its `fault` is to be set. `url` is where it is."""
@@ -94,7 +130,9 @@ class Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         fault = self.server.fault
-        kind = fault.of(f"{self.command} {self.path}")
+        is_away = isinstance(fault, Away)
+        asked = kind_of(self.command, self.path, self.headers) if is_away else ""
+        kind = fault.of(asked or f"{self.command} {self.path}")
         if kind and not self.is_hit(kind):
             kind = ""
         if kind and kind not in OF_ANSWERS:

@@ -13,7 +13,16 @@ import pytest
 
 import shoal
 from checkpoint.bucket import servers
-from checkpoint.bucket.fault_proxy import FLIPPED, KINDS, OF_ANSWERS, WRONG, Fault, proxy
+from checkpoint.bucket.fault_proxy import (
+    FLIPPED,
+    KINDS,
+    OF_ANSWERS,
+    REQUESTS,
+    WRONG,
+    Away,
+    Fault,
+    proxy,
+)
 from checkpoint.bucket.test_faults import saves_the_next
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
@@ -174,6 +183,33 @@ def test_after_a_wrong_answer_no_step_is_lost_replaced_or_passed_over(
         check(where, server.address, saved)
     print(f"{kind}: {fired} wrong answers in {total} requests")
     assert fired or kind == FLIPPED  # an answer may have no body
+
+
+@pytest.fixture(scope="module", params=["moto", "SeaweedFS"])
+def any_server(request):
+    with servers.SERVERS[request.param]() as address, proxy(address) as server:
+        server.address = address
+        servers.make_bucket(address, "away")
+        yield server
+
+
+@pytest.mark.buckets
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["busy", "cut before"])
+@pytest.mark.parametrize(
+    ("request_", "seconds"),
+    [*((one, 3) for one in REQUESTS), ("put-if-absent", 15), ("range", 60)],
+)
+def test_a_server_that_is_away_for_a_while_ends_nothing(any_server, request_, seconds, way):
+    any_server.fault = Away(way, request_, seconds)
+    where = f"s3://away/{secrets.token_hex(6)}"
+    place = Bucket(where, **servers.options(any_server.url))
+    with shoal.Checkpoints(place, keep=1, asynchronous=False, coordinator=one()) as ckpts:
+        for step in range(2):
+            ckpts.save(step, tree_of(step))
+        assert np.array_equal(ckpts.restore()["w"], tree_of(1)["w"])
+        assert ckpts.all_steps() == (1,)
+    assert any_server.fault.fired, "no such request was sent"
 
 
 def attempts(where, address):
