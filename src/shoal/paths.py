@@ -75,9 +75,6 @@ def host_of(text: str) -> str:
 
     >>> host_of("abfss://container@account.dfs.core.windows.net/run")
     'container@account.dfs.core.windows.net'
-    >>> host_of("hdfs://user:password@host/run")
-    Traceback (most recent call last):
-    shoal.errors.UsageError: an address must not hold credentials: pass them as options …
     """
     from urllib.parse import unquote
 

@@ -31,7 +31,7 @@ _SHOWN = 3  # leaves per file, and files, named in an error
 _LEAST_RUN_BYTES = 64 << 10  # below this, a read into a buffer and a copy are cheaper
 
 
-class Piece(NamedTuple):
+class DamagedPart(NamedTuple):
     """What was found damaged: a file of a step, or a block of it."""
 
     file: str  # "": not known
@@ -316,7 +316,7 @@ def read_verified(checkpoint: Checkpoint, file: int, begin: int, into: Bytes) ->
         raise why
 
 
-def is_intact(store: Store, piece: Piece) -> bool:
+def is_intact(store: Store, piece: DamagedPart) -> bool:
     """Read what was found damaged again: is it intact?"""
     try:
         checkpoint = open_checkpoint(store)  # reads COMMIT, manifest and index

@@ -63,16 +63,12 @@ class _Boto3:
         self._find()
 
     def _find(self) -> None:
-        from boto3 import Session  # type: ignore[import-untyped]
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        stamp, session = _aws_stamp(), Session()
-        found = session.get_credentials()
-        if found is None:
-            raise LookupError("boto3 finds none")
-        self.provider = Boto3CredentialProvider(session, ttl=_REFRESH)
+        stamp = _aws_stamp()
+        self.provider = Boto3CredentialProvider(ttl=_REFRESH)  # of a new session
         self.config, self.stamp = self.provider.config, stamp
-        self.source = f"boto3 ({found.method})"
+        self.source = f"boto3 ({self.provider.credentials.method})"
 
     def __call__(self) -> Any:
         if _aws_stamp() != self.stamp:
@@ -161,7 +157,7 @@ def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
         hint = "" if cloud is _GCS else f"; {_unread(cloud)}with {cloud.library} installed"
         return Credentials(None, {}, f"{chain}{hint}", advice)
     except Exception as error:  # noqa: BLE001 - each library has errors of its own for "none"
-        if cloud is _S3 and not isinstance(error, LookupError):
+        if cloud is _S3 and type(error) is not ValueError:  # that is how obstore says "none"
             raise UsageError(
                 f"boto3 cannot use the settings of this user (~/.aws, AWS_PROFILE): {error}"
             ) from None

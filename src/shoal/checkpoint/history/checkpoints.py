@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 from shoal import settings
 from shoal.arguments import check_flags
 from shoal.checkpoint.at import Path, store_at
-from shoal.checkpoint.blocks.reader import Piece
+from shoal.checkpoint.blocks.reader import DamagedPart
 from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.resumable import check_resumable
@@ -509,7 +509,7 @@ def restored(
     from_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
     restore: Callable[[int], Any],
     step: int | None,
-    damaged: dict[int, Piece],
+    damaged: dict[int, DamagedPart],
     *,
     skip_corrupt: bool,
 ) -> tuple[int, Any] | None:
@@ -536,7 +536,7 @@ def restored(
         value = restore(number)
         damaged.pop(number, None)
         return number, value
-    passed: dict[int, Piece] = {}
+    passed: dict[int, DamagedPart] = {}
     gone: tuple[int, CheckpointError] | None = None
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
@@ -559,9 +559,9 @@ def restored(
                 saved_steps.add_remedy(error)
                 raise
             _warn({step: str(error)})
-            passed[step] = Piece(error.file, error.offset)
+            passed[step] = DamagedPart(error.file, error.offset)
         finally:
-            passed |= dict.fromkeys(faults, Piece(COMMIT, None))
+            passed |= dict.fromkeys(faults, DamagedPart(COMMIT, None))
             damaged |= passed
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.blocks.reader import Piece, is_intact
+from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
 from shoal.checkpoint.planning.policies import Keep, unranked
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
@@ -85,7 +85,7 @@ class Saver:
         self._is_unranked = False  # a warning has named a metric that a save lacks
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
-        self.damaged: dict[int, Piece] = {}  # of steps that this run skipped when it resumed
+        self.damaged: dict[int, DamagedPart] = {}  # of steps that this run skipped when it resumed
 
     @interrupts_delivered
     def save(
@@ -314,7 +314,7 @@ class Saver:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
 
 
-def _replace(root: Store, step: int, piece: Piece) -> None:
+def _replace(root: Store, step: int, piece: DamagedPart) -> None:
     """Delete a damaged step, if it is still damaged.
 
     Raises:
