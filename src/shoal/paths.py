@@ -15,6 +15,13 @@ from shoal.errors import UsageError, UsageTypeError
 
 # pathlib makes gs:/bucket of gs://bucket. One letter is the drive of another system.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+_HOST = re.compile(r"\s*(?!file:/[^/]|file:///)[a-z][a-z0-9+.-]+:/+([^/]*)(.*)", re.DOTALL | re.I)
+_OF_ACCOUNT = re.compile("(abfss?|adl):/+[^/:@]+@[^/:@]+(/.*)?", re.DOTALL | re.IGNORECASE)
+_SIGNED = re.compile(
+    "[?&;#](sig|signature|sv|se|token|password|awsaccesskeyid|googleaccessid|x-amz-[a-z-]+|"
+    "x-goog-[a-z-]+|[a-z_]*(secret|access|account|api)_?[a-z_]*key[a-z_]*)=",
+    re.IGNORECASE,
+)
 
 
 def local_path(path: object, prefix: str = "") -> str:
@@ -35,6 +42,7 @@ def local_path(path: object, prefix: str = "") -> str:
         text = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
         raise UsageTypeError(f"{prefix} must be a string or a pathlib.Path") from None
+    host_of(text)  # refuses secrets before anything shows them
     if match := _ADDRESS.fullmatch(text):
         if match[1].lower() != "file":
             raise UsageError(f"{prefix}: {_no_address(text, match[1])}")
@@ -53,6 +61,39 @@ def local_path(path: object, prefix: str = "") -> str:
             f"for a local directory with this name, pass {'./' + whole!r}"
         )
     return whole
+
+
+def host_of(text: str) -> str:
+    """Return the host, or the bucket, of an address, for tests of it; "" of a path.
+
+    An address that holds credentials or a signature is refused, without showing it.
+
+    Azure's addresses may name an account: container@account.
+
+    Raises:
+      UsageError: it does.
+
+    >>> host_of("abfss://container@account.dfs.core.windows.net/run")
+    'container@account.dfs.core.windows.net'
+    """
+    from urllib.parse import unquote
+
+    address = unquote(text)
+    host = _HOST.fullmatch(address)
+    if host is None:
+        return ""
+    # A secret may hold a slash.
+    if not _OF_ACCOUNT.fullmatch(address) and (
+        "@" in host[1] or (":" in host[1] and "@" in host[2])
+    ):
+        raise UsageError(
+            "an address must not hold credentials: pass them as options of shoal.Bucket"
+        )
+    if _SIGNED.search(address):
+        raise UsageError(
+            "an address must not hold a signature: pass it as an option of shoal.Bucket"
+        )
+    return host[1]
 
 
 def dangling_link(path: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -17,11 +18,31 @@ BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</
 INTERNAL = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>no</Message></Error>'
 
 
+PAGE = b"<!DOCTYPE html><html><body>Sign in to this network</body></html>"
+NO_KEY = b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"
+# Answers that are wrong: nothing was asked of the server.
+WRONG = {
+    "page": (200, PAGE),
+    "nothing": (200, b""),
+    "json": (200, b'{"status": "ok"}'),
+    "error of 200": (200, INTERNAL),
+    "empty listing": (200, b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>"),
+    "no key": (404, NO_KEY),
+    "page of 404": (404, PAGE),
+    "conflict anywhere": (409, CONFLICT),
+    "condition failed": (412, b"<Error><Code>PreconditionFailed</Code></Error>"),
+    "forbidden": (403, PAGE),
+    "moved": (301, b"<Error><Code>PermanentRedirect</Code></Error>"),
+}
+FLIPPED = "flipped"  # the server's answer, with a bit of its body flipped
+MARKS = [("etag", '"wrong"'), ("last-modified", "Sat, 01 Jan 2000 00:00:00 GMT")]
+
+
 class Fault:
     """What happens to which request."""
 
-    def __init__(self, kind: str = "", at: int = 0) -> None:
-        self.kind, self.at = kind, at
+    def __init__(self, kind: str = "", at: int = 0, times: int = 1) -> None:
+        self.kind, self.at, self.times = kind, at, times
         self.lock = threading.Lock()
         self.requests: list[str] = []
         self.fired = 0
@@ -31,8 +52,43 @@ class Fault:
         """Return what is done to this request; "" if nothing."""
         with self.lock:
             self.requests.append(request)
-            is_hit = len(self.requests) == self.at
+            is_hit = self.at <= len(self.requests) < self.at + self.times
         return self.kind if is_hit else ""
+
+
+class Away(Fault):
+    """From the first request of a kind on, a server is away for some seconds."""
+
+    def __init__(self, kind: str, request: str, seconds: float) -> None:
+        super().__init__(kind)
+        self.request, self.seconds, self.until_s = request, seconds, 0.0
+
+    def of(self, request: str) -> str:
+        now = time.monotonic()
+        with self.lock:
+            self.requests.append(request)
+            if not self.until_s and request == self.request:
+                self.until_s = now + self.seconds
+            return self.kind if now < self.until_s else ""
+
+
+REQUESTS = ("list", "head", "get", "range", "put", "put-if-absent", "put-if-match",
+            "begin multipart", "put part", "complete multipart", "delete")  # fmt: skip
+
+
+def kind_of(command: str, path: str, headers: Mapping[str, str]) -> str:
+    """Return which of these a request of S3 is."""
+    if command == "GET":
+        return "list" if "list-type=" in path else "range" if headers.get("range") else "get"
+    if command == "PUT":
+        if "partNumber=" in path:
+            return "put part"
+        if headers.get("if-none-match"):
+            return "put-if-absent"
+        return "put-if-match" if headers.get("if-match") else "put"
+    if command == "POST" and "delete" not in path:
+        return "complete multipart" if "uploadId=" in path else "begin multipart"
+    return "head" if command == "HEAD" else "delete"
 
 
 @contextlib.contextmanager
@@ -74,7 +130,9 @@ class Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         fault = self.server.fault
-        kind = fault.of(f"{self.command} {self.path}")
+        is_away = isinstance(fault, Away)
+        asked = kind_of(self.command, self.path, self.headers) if is_away else ""
+        kind = fault.of(asked or f"{self.command} {self.path}")
         if kind and not self.is_hit(kind):
             kind = ""
         if kind and kind not in OF_ANSWERS:
@@ -90,8 +148,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(409, [], CONFLICT)
         elif kind == "error in body":
             self.answer(200, [], INTERNAL)
+        elif kind in WRONG:
+            status, data = WRONG[kind]
+            self.answer(status, MARKS if status == 200 else [], data)
         else:
             answer, data = self.forward(body)
+            if kind == FLIPPED and data:
+                middle = len(data) // 2
+                data = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
             if kind == "cut after":
                 self.close_connection = True
             else:

@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import boto3
 import pytest
@@ -93,12 +94,16 @@ def answers(address: str) -> bool:
     return True
 
 
-def make_bucket(address: str, name: str) -> None:
-    client = boto3.client(
+def client(address: str) -> Any:
+    """Return boto3's client of such a server."""
+    return boto3.client(
         "s3", endpoint_url=address, region_name=KEYS["region"],
         aws_access_key_id=KEYS["access_key_id"], aws_secret_access_key=KEYS["secret_access_key"],
     )  # fmt: skip
-    client.create_bucket(Bucket=name)
+
+
+def make_bucket(address: str, name: str) -> None:
+    client(address).create_bucket(Bucket=name)
 
 
 def variables(address: str) -> dict[str, str]:

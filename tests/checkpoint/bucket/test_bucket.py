@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.errors import StepAlreadyCommittedError, StorageError, UsageError, UsageTypeError
+from shoal.paths import local_path
 from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.store_contract import Save
 
@@ -224,17 +226,17 @@ def test_addresses(path, url, monkeypatch):
         ("s3://b/../x", {}, "no folders"),
         ("s3://b/x\ty", {}, "control characters"),
         ("s3://b--x-s3/x", {}, "directory buckets"),
-        ("s3://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as o"),
-        ("s3://key:pass@b", {}, "^Bucket: an address must not hold credentials: pass them as o"),
-        ("s3://key:pa/ss@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
-        ("gs:/key@b/x", {}, "^Bucket: an address must not hold credentials: pass them as options"),
-        ("abfss://c:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
-        ("az://c/x?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
-        ("az://c?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
-        ("s3://b/x?AWSAccessKeyId=k&Signature=s", {}, "^Bucket: an address must not hold a sign"),
-        (" s3://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
-        ("s3://key%3Apass%40b/x", {}, "^Bucket: an address must not hold credentials: pass them"),
-        ("https://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them"),
+        ("s3://key:pass@b/x", {}, "^an address must not hold credentials: pass them as o"),
+        ("s3://key:pass@b", {}, "^an address must not hold credentials: pass them as o"),
+        ("s3://key:pa/ss@b/x", {}, "^an address must not hold credentials: pass them as"),
+        ("gs:/key@b/x", {}, "^an address must not hold credentials: pass them as options"),
+        ("abfss://c:pass@b/x", {}, "^an address must not hold credentials: pass them as"),
+        ("az://c/x?sv=1&sig=pass", {}, "^an address must not hold a signature: pass it as"),
+        ("az://c?sv=1&sig=pass", {}, "^an address must not hold a signature: pass it as"),
+        ("s3://b/x?AWSAccessKeyId=k&Signature=s", {}, "^an address must not hold a sign"),
+        (" s3://key:pass@b/x", {}, "^an address must not hold credentials: pass them as"),
+        ("s3://key%3Apass%40b/x", {}, "^an address must not hold credentials: pass them"),
+        ("https://key:pass@b/x", {}, "^an address must not hold credentials: pass them"),
         ("s3://localhost:9000/b/x", {}, "^Bucket: no name of a bucket has a colon: .*endpoint="),
         ("s3://b/x", {"endpoint": "http://key:pass@h"}, "'s3://b/x'.: an endpoint must not hold"),
         ("s3://b/x", {"acces_key": 1}, "s3://b/x.*acces_key"),
@@ -259,6 +261,53 @@ def test_what_is_refused_at_once(url, options, words, monkeypatch):
         Bucket(3)
 
 
+ANYWHERE = {
+    "save": lambda address: shoal.save(address, {"n": 1}),
+    "restore": shoal.restore,
+    "plan_restore": shoal.plan_restore,
+    "checkpoint_info": shoal.checkpoint_info,
+    "Checkpoints": shoal.Checkpoints,
+    "Bucket": Bucket,
+}
+
+
+@pytest.mark.parametrize("call", ANYWHERE)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://account.blob.core.windows.net/c/run?sv=1&sig=not-to-be-shown",
+        "s3n://key:not-to-be-shown@bucket/run",
+        "hdfs://user:not-to-be-shown@host/run",
+        "file://user:not-to-be-shown@host/run",
+        "gs://bucket/run?X-Goog-Signature=not-to-be-shown",
+        "hf://org/model?token=not-to-be-shown",
+        "s3:/key:not-to-be-shown@bucket/run",
+        " s3://key:not-to-be-shown@bucket/run",
+        "s3n%3A//key:not-to-be-shown@bucket/run",
+        pathlib.Path("wasbs://key:not-to-be-shown@bucket/run"),
+        b"ftp://user:not-to-be-shown@host/run",
+    ],
+)
+def test_a_secret_in_any_address_is_refused_and_not_shown(call, address, capfd, caplog):
+    with pytest.raises(UsageError) as caught:
+        ANYWHERE[call](address)
+    assert "not-to-be-shown" not in f"{caught.value}{capfd.readouterr()}{caplog.text}"
+
+
+@pytest.mark.parametrize("command", [["ckpt", "ls"], ["ckpt", "verify"], ["doctor", "--shared"]])
+def test_commands_do_not_show_a_secret_either(command):
+    command = [sys.executable, "-m", "shoal", *command, "https://h/c/run?sig=not-to-be-shown"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done
+    assert "an address must not hold a signature" in done.stderr
+    assert "not-to-be-shown" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", ["file:///a@b/run", "file:/a@b:c/run", "./a:/b@c", "runs/x?sig=1"])
+def test_a_path_with_such_characters_is_one(path):
+    assert local_path(path).endswith(("/run", "c", "sig=1"))
+
+
 def test_a_store_with_a_prefix_says_where_it_is():
     own = S3Store("b", prefix="deep/er", region="r")
     assert Bucket("s3://b/run", store=own).url == "s3://b/deep/er/run"
@@ -268,6 +317,27 @@ def test_a_variable_with_a_line_break_is_named(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "pass\n")
     with pytest.raises(UsageError, match=r"^the variable AWS_SECRET_ACCESS_KEY begins or ends"):
         Bucket("s3://b/x")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("run//x", r'"run//"'),
+        ("run/./y", r'"run/./"'),
+        ("run/../z", r'"run/../"'),
+        ("run/a\x01b", r'"run/a\u{1}b"'),
+        ("run/step_000000000001//x", '"run/step_000000000001//x"'),
+    ],
+)
+def test_an_object_that_cannot_be_listed_is_named(server, bucket, key, shown):
+    client = servers.client(server)
+    name = bucket.removeprefix("s3://")
+    client.put_object(Bucket=name, Key=key, Body=b"")
+    place = Bucket(f"{bucket}/run", **servers.options(server))
+    with pytest.raises(StorageError, match=re.escape(f"begins with {shown}, which cannot be")):
+        shoal.Checkpoints(place, coordinator=one())
+    client.delete_object(Bucket=name, Key=key)
+    shoal.Checkpoints(place, coordinator=one()).close()
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+import shoal
 from checkpoint.bucket import servers
+from shoal.checkpoint.bucket.address import objects_of
 from shoal.checkpoint.bucket.credentials import credentials
+from shoal.errors import StorageError, UsageError
 
 CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
 
@@ -79,7 +84,110 @@ def test_a_profile_is_read_by_boto3(tmp_path):
             [sys.executable, "-c", program], env={**env, "JAX_PLATFORMS": "cpu"},
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-    assert done.stdout == "boto3 {'n': 1} eu-central-1\n", done
+    assert done.stdout == "boto3 (shared-credentials-file) {'n': 1} eu-central-1\n", done
+
+
+@pytest.mark.parametrize(
+    ("credentials_file", "config_file", "profile", "words"),
+    [
+        ("", "", "gone", "gone"),
+        ("", "[profile p]\ncredential_process = false", "p", "custom-process"),
+        ("", "[profile p]\nrole_arn = r\nsource_profile = lost", "p", "lost"),
+        ("[default]\naws_access_key_id = k", "", None, "aws_secret_access_key"),
+        ("no section", "", None, "parse"),
+        ("", "[profile p\n", "p", "parse"),
+    ],
+)
+def test_a_setting_of_boto3_that_is_wrong_is_said(
+    credentials_file, config_file, profile, words, tmp_path, monkeypatch
+):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(credentials_file)
+    (tmp_path / ".aws/config").write_text(config_file)
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    with pytest.raises(UsageError, match=f"^boto3 cannot use the settings of this user.*{words}"):
+        credentials("s3", {})
+
+
+@pytest.mark.parametrize("config_file", ["", "[default]\nregion = r", None])
+def test_files_without_keys_leave_it_to_the_host(config_file, tmp_path):
+    if config_file is not None:
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws/config").write_text(config_file)
+    assert credentials("s3", {}).source == "the metadata service of this host"
+
+
+def write_keys(tmp_path, key):
+    (tmp_path / ".aws").mkdir(exist_ok=True)
+    (tmp_path / ".aws/new").write_text(
+        f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n"
+    )
+    os.replace(tmp_path / ".aws/new", tmp_path / ".aws/credentials")
+
+
+class OneKey(http.server.BaseHTTPRequestHandler):
+    """A server that takes one key, which may be replaced when it has refused another."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        there = self.server
+        is_right = f"Credential={there.key}/" in self.headers.get("Authorization", "")
+        there.asked += 1
+        if not is_right:
+            there.refused()
+        body = b"data" if is_right else b"<Error><Code>ExpiredToken</Code></Error>"
+        self.send_response(200 if is_right else 403)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("etag", '"1"')
+        self.send_header("last-modified", "Sat, 01 Jan 2000 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def of_one_key(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneKey)
+    server.daemon_threads, server.asked, server.refused = True, 0, lambda: None
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_keys_that_are_rewritten_are_read_again(of_one_key, tmp_path):
+    write_keys(tmp_path, "first")
+    of_one_key.key = "first"
+    objects = objects_of(shoal.Bucket("s3://bucket/run"))
+    assert objects.read("x")[0] == b"data"
+    write_keys(tmp_path, "second")
+    of_one_key.key = "second"
+    assert objects.read("x")[0] == b"data"
+    of_one_key.key = "third"  # they come while the request with the old ones is refused
+    of_one_key.refused = lambda: write_keys(tmp_path, "third")
+    assert objects.read("x")[0] == b"data"
+    of_one_key.key, of_one_key.asked, of_one_key.refused = "fourth", 0, lambda: None
+    with pytest.raises(StorageError, match=r"ExpiredToken.*\n.*boto3 .shared-credentials-file"):
+        objects.read("x")
+    assert of_one_key.asked == 1
+
+
+def test_a_file_that_is_half_written_does_not_lose_the_keys(of_one_key, tmp_path):
+    write_keys(tmp_path, "first")
+    of_one_key.key = "first"
+    objects = objects_of(shoal.Bucket("s3://bucket/run"))
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_acc")
+    assert objects.read("x")[0] == b"data"
+    write_keys(tmp_path, "second")
+    of_one_key.key = "second"
+    assert objects.read("x")[0] == b"data"
 
 
 def test_without_the_library_it_is_named(monkeypatch):

@@ -13,11 +13,23 @@ import pytest
 
 import shoal
 from checkpoint.bucket import servers
-from checkpoint.bucket.fault_proxy import KINDS, OF_ANSWERS, Fault, proxy
+from checkpoint.bucket.fault_proxy import (
+    FLIPPED,
+    KINDS,
+    OF_ANSWERS,
+    REQUESTS,
+    WRONG,
+    Away,
+    Fault,
+    proxy,
+)
 from checkpoint.bucket.test_faults import saves_the_next
 from shoal import Bucket
+from shoal.checkpoint.at import store_at
+from shoal.checkpoint.bucket import transport
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store import saved_steps
 from shoal.errors import ShoalError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -119,6 +131,91 @@ def test_what_a_fault_leaves_is_whole(server, bucket, total, kind, first, every)
         check(where, server.address, saved)
     print(f"{kind}: {fired} faults fired in {total} requests")
     assert fired or kind in SOMETIMES
+
+
+def test_a_server_that_is_busy_for_longer_than_ten_tries(server, bucket, monkeypatch):
+    quick = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=2)}
+    monkeypatch.setitem(transport._RETRIES, "backoff", {**quick, "base": 2})
+    server.fault = Fault("busy", 1, times=40)
+    place = Bucket(f"{bucket}/busy", **servers.options(server.url))
+    save.on(one(), place, tree_of(1))
+    assert server.fault.fired == 40
+    assert restore.on(one(), place)["step"] == 1
+
+
+# The suite gives one wrong answer of each kind, `make test-buckets` gives each to every request.
+ANSWERS = [*WRONG, FLIPPED]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "every"),
+    [
+        *((kind, 5 * number + PART, 1000) for number, kind in enumerate(ANSWERS)),
+        *(
+            pytest.param(kind, first, SHARES, marks=pytest.mark.buckets)
+            for kind in ANSWERS
+            for first in range(SHARES)
+        ),
+    ],
+)
+def test_after_a_wrong_answer_no_step_is_lost_replaced_or_passed_over(
+    server, bucket, total, kind, first, every
+):
+    fired = 0
+    for at in range(1 + first, total + 1, every):
+        where, saved = f"{bucket}/{secrets.token_hex(6)}", [0, 1]
+        with open_run(where, server.address, keep=2, asynchronous=False) as ckpts:
+            for step in saved:
+                ckpts.save(step, tree_of(step))
+        before = attempts(where, server.address)
+        server.fault = Fault(kind, at)
+        with contextlib.suppress(ShoalError), open_run(where, server.url, keep=2) as ckpts:
+            state, step = ckpts.resume(None, tree_of(-1), skip_corrupt=True)
+            assert (step, state["step"]) == (2, 1)
+            ckpts.save(step, tree_of(step))
+            ckpts.wait()
+            saved.append(step)
+            assert ckpts.restore(skip_corrupt=True)["step"] == 2
+        fired += server.fault.fired
+        after = attempts(where, server.address)
+        assert after[1] == before[1]
+        assert {1, *saved[2:]} <= {*after} <= {0, 1, 2}
+        check(where, server.address, saved)
+    print(f"{kind}: {fired} wrong answers in {total} requests")
+    assert fired or kind == FLIPPED  # an answer may have no body
+
+
+@pytest.fixture(scope="module", params=["moto", "SeaweedFS"])
+def any_server(request):
+    with servers.SERVERS[request.param]() as address, proxy(address) as server:
+        server.address = address
+        servers.make_bucket(address, "away")
+        yield server
+
+
+@pytest.mark.buckets
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["busy", "cut before"])
+@pytest.mark.parametrize(
+    ("request_", "seconds"),
+    [*((one, 3) for one in REQUESTS), ("put-if-absent", 15), ("range", 60)],
+)
+def test_a_server_that_is_away_for_a_while_ends_nothing(any_server, request_, seconds, way):
+    any_server.fault = Away(way, request_, seconds)
+    where = f"s3://away/{secrets.token_hex(6)}"
+    place = Bucket(where, **servers.options(any_server.url))
+    with shoal.Checkpoints(place, keep=1, asynchronous=False, coordinator=one()) as ckpts:
+        for step in range(2):
+            ckpts.save(step, tree_of(step))
+        assert np.array_equal(ckpts.restore()["w"], tree_of(1)["w"])
+        assert ckpts.all_steps() == (1,)
+    assert any_server.fault.fired, "no such request was sent"
+
+
+def attempts(where, address):
+    """Return the attempts of the steps that are saved."""
+    place = Bucket(where, **servers.options(address))
+    return {one.step: one.commit.attempt for one in saved_steps.commits(store_at(place, ""))}
 
 
 def test_a_restore_sends_what_its_plan_says(server, bucket):

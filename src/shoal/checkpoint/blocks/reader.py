@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,11 @@ from shoal.checkpoint.format import header
 from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
 from shoal.checkpoint.format.table_files import data_metadata
 from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan, plan_reads, suffixes
-from shoal.checkpoint.store.opening import Checkpoint, absent
+from shoal.checkpoint.store.interface import Store, confirmed
+from shoal.checkpoint.store.opening import Checkpoint, absent, open_checkpoint
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of, unpack_elements
-from shoal.errors import CorruptCheckpointError, UsageError
+from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.runtime.system.local_devices import num_cores
 from shoal.runtime.system.threads import in_threads
 
@@ -27,6 +29,13 @@ Progress = Callable[[int], None]
 _MOST_THREADS = 8
 _SHOWN = 3  # leaves per file, and files, named in an error
 _LEAST_RUN_BYTES = 64 << 10  # below this, a read into a buffer and a copy are cheaper
+
+
+class DamagedPart(NamedTuple):
+    """What was found damaged: a file of a step, or a block of it."""
+
+    file: str  # "": not known
+    offset: int | None  # of the block; None: the file as a whole
 
 
 class Want(NamedTuple):
@@ -97,7 +106,7 @@ def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) ->
     request_bytes = checkpoint.store.pace.request_bytes
     for number, record in enumerate(checkpoint.index.files):
         try:
-            _check_sizes(checkpoint, [number])
+            confirmed(partial(_check_sizes, checkpoint, [number]))
         except CorruptCheckpointError as why:
             damage.append((number, -1, str(why)))
         for begin in range(0, record.bytes, request_bytes):
@@ -265,6 +274,14 @@ def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
 
 def _wrong(
     checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
+) -> list[CorruptCheckpointError]:
+    """Read a byte range of a file into buffers; return what is wrong at a second look, too."""
+    found = list(_look(checkpoint, file, begin, parts))
+    return found and list(_look(checkpoint, file, begin, parts))
+
+
+def _look(
+    checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
 ) -> Iterator[CorruptCheckpointError]:
     """Read a byte range of a file into buffers; yield the blocks whose hash differs."""
     record = checkpoint.index.files[file]
@@ -297,6 +314,22 @@ def read_verified(checkpoint: Checkpoint, file: int, begin: int, into: Bytes) ->
     """
     for why in _wrong(checkpoint, file, begin, [into]):
         raise why
+
+
+def is_intact(store: Store, piece: DamagedPart) -> bool:
+    """Read what was found damaged again: is it intact?"""
+    try:
+        checkpoint = open_checkpoint(store)  # reads COMMIT, manifest and index
+        files = {record.name: number for number, record in enumerate(checkpoint.index.files)}
+        if (number := files.get(piece.file)) is not None:
+            _check_sizes(checkpoint, [number])
+            check_header(checkpoint, number)
+            begin = (piece.offset or 0) // BLOCK_BYTES * BLOCK_BYTES
+            end = min(begin + BLOCK_BYTES, checkpoint.index.files[number].bytes)
+            read_verified(checkpoint, number, begin, np.empty(max(0, end - begin), np.uint8))
+    except (CorruptCheckpointError, NotCommittedError):
+        return False
+    return piece.file != ""
 
 
 def _damaged(
@@ -400,6 +433,10 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     Raises:
       CorruptCheckpointError: names the file and the first leaf that differs.
     """
+    confirmed(partial(_check_header, checkpoint, file))
+
+
+def _check_header(checkpoint: Checkpoint, file: int) -> None:
     record, path = checkpoint.index.files[file], checkpoint.store.path
     try:
         entries_here = header.parse_header(_read(checkpoint, file), record.bytes, record.name)

@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from shoal.arguments import check_flags
 from shoal.checkpoint.bucket.credentials import Credentials, credentials
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
+from shoal.paths import host_of
 from shoal.runtime import process
 
 if TYPE_CHECKING:
@@ -26,13 +26,6 @@ _LOG = logging.getLogger("shoal")
 # pathlib makes s3:/bucket of s3://bucket.
 _SCHEME = re.compile("(s3|s3a|gs|az|azure|abfs|abfss|adl):/", re.IGNORECASE)
 _ADDRESS = re.compile(f"{_SCHEME.pattern}/?([^/]+)/+(.*)", re.DOTALL | re.IGNORECASE)
-_HOST = re.compile(r"\s*[a-z][a-z0-9+.-]+:/+([^/]*)(.*)", re.DOTALL | re.IGNORECASE)
-_OF_ACCOUNT = re.compile("(abfss?|adl):/+[^/:@]+@[^/:@]+(/.*)?", re.DOTALL | re.IGNORECASE)
-_SIGNED = re.compile(
-    "[?&;#](sig|signature|sv|se|token|password|awsaccesskeyid|googleaccessid|x-amz-[a-z-]+|"
-    "x-goog-[a-z-]+|[a-z_]*(secret|access|account|api)_?[a-z_]*key[a-z_]*)=",
-    re.IGNORECASE,
-)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _S3, _GCS = ("s3", "s3a"), ("gs",)  # other schemes are Azure's
 _ENDPOINTS = {
@@ -90,7 +83,7 @@ class Bucket:
         **options: Any,
     ) -> None:
         if not isinstance(url, str | os.PathLike):
-            raise UsageTypeError(f"Bucket: url={url!r} must be a string")
+            raise UsageTypeError(f"Bucket: url must be a string, not {type(url).__name__}")
         check_flags("Bucket", single_writer=single_writer)
         scheme, bucket, parts = _parsed(os.fspath(url))
         self.url = "/".join([f"{scheme}://{bucket}", *parts])
@@ -179,7 +172,11 @@ def _transport(url: str) -> Any:
 def _parsed(url: str) -> tuple[str, str, list[str]]:
     """Return scheme, bucket and the parts of the path."""
     write = "write s3://bucket/run, gs://bucket/run or az://container/run"
-    _refuse_secrets(unquote(url))  # before anything shows it
+    if ":" in host_of(url):
+        raise UsageError(
+            "Bucket: no name of a bucket has a colon: write s3://bucket/run, and name a server "
+            "of your own by endpoint= or AWS_ENDPOINT_URL"
+        )
     match = _ADDRESS.fullmatch(url)
     if match is None:
         raise UsageError(f"Bucket: url={url!r} does not name a place in a bucket: {write}")
@@ -197,25 +194,6 @@ def _parsed(url: str) -> tuple[str, str, list[str]]:
     if _CONTROL.search(url):
         raise UsageError(f"Bucket: url={url!r}: a name must not hold control characters")
     return scheme, match[2], parts
-
-
-def _refuse_secrets(url: str) -> None:
-    """Refuse an address with credentials, or with a port: no name of a bucket has a colon or an @.
-
-    Azure's may be followed by an account: container@account.
-    """
-    host = _HOST.fullmatch(url)
-    if host and not _OF_ACCOUNT.fullmatch(url):
-        # A secret may hold a slash.
-        if "@" in host[1] or (":" in host[1] and "@" in host[2]):
-            raise UsageError("Bucket: an address must not hold credentials: pass them as options")
-        if ":" in host[1] and _SCHEME.match(url):
-            raise UsageError(
-                "Bucket: no name of a bucket has a colon: write s3://bucket/run, and name a server "
-                "of your own by endpoint= or AWS_ENDPOINT_URL"
-            )
-    if _SIGNED.search(url):
-        raise UsageError("Bucket: an address must not hold a signature: pass it as an option")
 
 
 def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> None:
@@ -244,6 +222,16 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             raise UsageError(
                 f"Bucket({url!r}): the endpoint {endpoint!r} must begin with http:// or https://"
             )
+    virtual = [one for name, one in options.items() if "virtual_hosted" in name.lower()]
+    virtual = virtual or [os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")]
+    if scheme in _S3 and str(virtual[0]).lower() in ("true", "1"):
+        for endpoint in endpoints:
+            if not endpoint.partition("://")[2].startswith(f"{bucket}."):
+                raise UsageError(
+                    f"Bucket({url!r}): with virtual_hosted_style_request, the endpoint must begin "
+                    f"with the bucket's name, as in https://{bucket}.…, and is {endpoint!r}: "
+                    "requests would go to another bucket"
+                )
     is_azure = scheme not in (*_S3, *_GCS) and "@" not in bucket
     if is_azure and not _names(
         options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "use_emulator",

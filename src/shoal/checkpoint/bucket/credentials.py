@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 
 from shoal.errors import UsageError
 
-_REFRESH = timedelta(minutes=5)  # boto3 renews keys 10 minutes before they end
+_REFRESH = timedelta(
+    minutes=5
+)  # obstore keeps only what lasts for longer: it asks for each request
+_AWS_FILES = (  # of boto3: the variable that names the file, and where it is otherwise
+    ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    ("AWS_CONFIG_FILE", "~/.aws/config"),
+)
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
 _OBSTORES_TYPES = ("service_account", "authorized_user")  # of such a file
@@ -31,6 +37,15 @@ class Credentials(NamedTuple):
     source: str  # where they came from; never what they are
     advice: str = ""  # what to do if they do not suffice
 
+    @property
+    def stamp(self) -> object:
+        """Of the files that they were found in; None: of no file."""
+        return getattr(self.provider, "stamp", None)
+
+    def have_changed(self, stamp: object) -> bool:
+        """Have the files changed since they had this stamp?"""
+        return isinstance(self.provider, _Boto3) and stamp != _aws_stamp()
+
 
 class _Cloud(NamedTuple):
     prefix: str  # of obstore's variables
@@ -41,10 +56,35 @@ class _Cloud(NamedTuple):
     advice: str
 
 
-def _boto3() -> Any:
-    from obstore.auth.boto3 import Boto3CredentialProvider
+class _Boto3:
+    """What boto3 finds, found anew when its files have changed: helpers rewrite keys there."""
 
-    return Boto3CredentialProvider(ttl=_REFRESH)
+    def __init__(self) -> None:
+        self._find()
+
+    def _find(self) -> None:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        stamp = _aws_stamp()
+        self.provider = Boto3CredentialProvider(ttl=_REFRESH)  # of a new session
+        self.config, self.stamp = self.provider.config, stamp
+        self.source = f"boto3 ({self.provider.credentials.method})"
+
+    def __call__(self) -> Any:
+        if _aws_stamp() != self.stamp:
+            with contextlib.suppress(Exception):  # half written: the next request tries again
+                self._find()
+        return self.provider()
+
+
+def _aws_stamp() -> object:
+    """Return a value that changes when a file that boto3 reads does."""
+    found = []
+    for variable, path in _AWS_FILES:
+        with contextlib.suppress(OSError):
+            there = os.stat(os.path.expanduser(os.environ.get(variable) or path))
+            found.append((there.st_ino, there.st_mtime_ns, there.st_size))
+    return found
 
 
 def _azure() -> Any:
@@ -71,7 +111,7 @@ _S3 = _Cloud(
     "AWS_",
     ("access_key_id", "skip_signature", "web_identity_token_file",
      "container_credentials_relative_uri", "container_credentials_full_uri"),
-    (), "boto3", _boto3, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    (), "boto3", _Boto3, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
 )  # fmt: skip
 _GCS = _Cloud(
     "GOOGLE_",
@@ -91,7 +131,11 @@ _CLOUDS = {"s3": _S3, "s3a": _S3, "gs": _GCS}  # other addresses are Azure's
 
 
 def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
-    """Return what an address of this scheme is reached with. Sends nothing."""
+    """Return what an address of this scheme is reached with.
+
+    Raises:
+      UsageError: a variable, or a setting of boto3, is wrong.
+    """
     cloud = _CLOUDS.get(scheme, _AZURE)
     for name in sorted(os.environ):
         value = os.environ[name]
@@ -112,8 +156,14 @@ def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
     except ImportError:
         hint = "" if cloud is _GCS else f"; {_unread(cloud)}with {cloud.library} installed"
         return Credentials(None, {}, f"{chain}{hint}", advice)
-    except Exception:  # noqa: BLE001 - each library has errors of its own for "none"
+    except Exception as error:  # noqa: BLE001 - each library has errors of its own for "none"
+        if cloud is _S3 and type(error) is not ValueError:  # that is how obstore says "none"
+            raise UsageError(
+                f"boto3 cannot use the settings of this user (~/.aws, AWS_PROFILE): {error}"
+            ) from None
         return Credentials(None, {}, chain, advice)
+    if isinstance(provider, _Boto3):
+        return Credentials(provider, provider.config, provider.source)
     return Credentials(provider, getattr(provider, "config", {}), cloud.library)
 
 

@@ -9,11 +9,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal import settings
 from shoal.checkpoint.bucket import register
-from shoal.checkpoint.bucket.objects import ObjectInfo, Objects
+from shoal.checkpoint.bucket.objects import ObjectInfo, Objects, PrefixContents
 from shoal.checkpoint.bucket.register import Change
 from shoal.checkpoint.format.json_files import (
     decode_manifest,
@@ -40,11 +40,13 @@ from shoal.checkpoint.store.interface import (
     Pace,
     Store,
     StoreState,
+    confirmed,
     ended,
     incomplete,
     located,
     taken,
 )
+from shoal.checkpoint.store.opening import read_blob
 from shoal.checkpoint.store.step_names import (
     COMMIT,
     STEPS,
@@ -67,6 +69,8 @@ from shoal.errors import (
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.threads import in_threads
 
+Value = TypeVar("Value")
+
 _LEASES = 5  # SHOAL_LEASE_S that a save may go without a beat: a request may take minutes
 _BEAT_S = 30.0  # an object may be written about once a second, and each request costs something
 _LOOK_S = 1.0
@@ -74,6 +78,7 @@ _GAP_BYTES = 1 << 20  # a request costs about as much as reading this
 _REQUEST_BYTES = 8 << 20
 _REQUESTS = 12  # reads at a time, of all processes of a host
 _SMALL_REQUESTS = 16  # for small files
+_PAGE = 1000  # names in an answer to a listing, or a multiple
 _EMPTY_BYTES = 500  # a COMMIT that says that something is committed is longer
 _CONDITIONS = "CONDITIONS"
 _UNREADABLE = (CorruptCheckpointError, UnsupportedCheckpointError)
@@ -118,6 +123,30 @@ class Access:
             return bool(found.items() >= self._server.items())  # it was not copied from elsewhere
         return False
 
+    def check_emptiness(self, left: Left) -> None:
+        """Check that what lists nothing is a bucket.
+
+        A page of HTML looks like an empty listing: it also answers where an object, or none, does.
+
+        Raises:
+          StorageError: it is not, or cannot be asked.
+        """
+        root = self.root.limited(left)
+
+        def is_foreign() -> bool:
+            try:
+                return b'"conditions"' not in root.read(_CONDITIONS)[0]
+            except FileNotFoundError:
+                return False
+
+        if is_foreign() and is_foreign():
+            raise StorageError(
+                f"{root.url}: the server lists nothing, and returns contents for the object "
+                f"{_CONDITIONS} that shoal has not written: a proxy may answer in place of the "
+                "bucket\ncheck the endpoint and the network",
+                path=root.url,
+            )
+
     @property
     def _server(self) -> dict[str, str]:
         return {"url": self.root.url, "server": self.root.server}
@@ -127,10 +156,16 @@ class ObjectStore:
     """See `store.interface.Store`."""
 
     def __init__(
-        self, objects: Objects, access: Access | None = None, left: Left = lambda: math.inf
+        self,
+        objects: Objects,
+        access: Access | None = None,
+        left: Left = lambda: math.inf,
+        *,
+        is_listed: bool = False,
     ) -> None:
+        """`is_listed`: a listing shows a COMMIT here."""
         self._objects, self._access, self._left = objects, access or Access(objects), left
-        self._versions: dict[str, str] = {}  # of the objects that this process reads parts of
+        self._is_listed = is_listed
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -147,7 +182,11 @@ class ObjectStore:
 
     def step(self, step: int) -> Store:
         """See `Store.step`."""
-        return ObjectStore(self._objects.below(step_name(step)), self._access, self._left)
+        return self._step(step, is_listed=False)
+
+    def _step(self, step: int, *, is_listed: bool) -> Store:
+        there = self._objects.below(step_name(step))
+        return ObjectStore(there, self._access, self._left, is_listed=is_listed)
 
     def steps(self) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
@@ -172,20 +211,41 @@ class ObjectStore:
         of deleted steps stay for good, and need not all be read.
         """
         found: list[tuple[int, Store, list[str]]] = []
-        for name, infos in self._objects.listed_below(STEPS).items():
+        listed = self._surely(
+            lambda: self._objects.listed_below(STEPS), lambda found: sum(map(len, found.values()))
+        )
+        for name, infos in listed.items():
             own = [one for one in infos if one.name != _CONDITIONS]
             step = step_of(name)
             if step is None or all(map(_is_empty_register, own)):
                 continue
-            store = self.step(step)
             names = [one.name for one in own]
+            store = self._step(step, is_listed=COMMIT in names)
             if names != [COMMIT] or _may_hold_one(store):
                 found.append((step, store, names))
         return sorted(found)
 
+    def _surely(self, look: Callable[[], Value], count: Callable[[Value], int]) -> Value:
+        """Return a listing; it is made again if an answer that is none could have ended it.
+
+        Such an answer looks like one without names: like nothing at all, or like the end after
+        whole pages.
+
+        Raises:
+          StorageError: what lists nothing is no bucket.
+        """
+        if count(found := look()) % _PAGE == 0 and not count(found := look()):
+            self._access.check_emptiness(self._left)
+        return found
+
+    def _contents(self) -> PrefixContents:
+        return self._surely(
+            self._objects.listed, lambda found: len(found.infos) + len(found.folders)
+        )
+
     def names(self) -> list[str]:
         """See `Store.names`."""
-        found = self._objects.listed()
+        found = self._contents()
         names = [one.name for one in found.infos if not _is_empty_register(one)]
         return sorted(name for name in [*names, *found.folders] if name != _CONDITIONS)
 
@@ -215,13 +275,14 @@ class ObjectStore:
 
     def limited(self, left: Left) -> Store:
         """See `Store.limited`."""
-        return ObjectStore(self._objects.limited(left), self._access, left)
+        there = self._objects.limited(left)
+        return ObjectStore(there, self._access, left, is_listed=self._is_listed)
 
     # ---- files
 
     def size(self, name: str) -> int:
         """See `Store.size`."""
-        return self._objects.info(name).bytes
+        return confirmed(lambda: self._objects.info(name)).bytes
 
     def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
         """See `Store.read`."""
@@ -229,15 +290,7 @@ class ObjectStore:
 
     def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> Got:
         """See `Store.read_at`."""
-        try:
-            found = self._objects.read_at(name, offset, parts, self._versions.get(name))
-        except FileExistsError:
-            raise CorruptCheckpointError(
-                f"{self.path}: {name} has changed while it was read; restore another step",
-                path=self.path,
-                file=name,
-            ) from None
-        self._versions.setdefault(name, found.version)
+        found = self._objects.read_at(name, offset, parts)
         return Got(found.num_bytes, found.size)
 
     def leave(self, name: str) -> None:
@@ -271,7 +324,7 @@ class ObjectStore:
     def is_open(self, attempt: str) -> bool:
         """See `Store.is_open`. That the register still permits it is checked by the commit."""
         try:
-            self._objects.info(pending_name(attempt))
+            self.size(pending_name(attempt))
         except FileNotFoundError:
             return False
         return True
@@ -297,7 +350,7 @@ class ObjectStore:
         def look(processes: Iterator[int]) -> None:
             for process in processes:
                 try:
-                    self._objects.info(part_name(attempt, process))
+                    self.size(part_name(attempt, process))
                 except FileNotFoundError:
                     missing.append(process)
 
@@ -307,7 +360,7 @@ class ObjectStore:
     def _manifest(self, attempt: str) -> Manifest:
         name = manifest_name(attempt)
         with located(self.path):
-            return decode_manifest(self.read(name), name)
+            return confirmed(lambda: decode_manifest(self.read(name), name))
 
     def commit(self, attempt: str) -> Commit:
         """See `Store.commit`."""
@@ -328,30 +381,32 @@ class ObjectStore:
 
     def _join_and_commit(self, attempt: str) -> Register:
         try:
-            joined = self._joined(attempt)
-        except (SaveAbortedError, *_UNREADABLE):
+            joined = confirmed(lambda: self._joined(attempt))
+        except (FileNotFoundError, SaveAbortedError, *_UNREADABLE) as error:
             # Other processes may commit, tidy or end it concurrently; the current state counts.
             found = register.read(self._objects).register
             self._check_open(found, attempt, "commit")
-            if found.commit is None:
+            if found.commit is not None:
+                return found
+            if not isinstance(error, FileNotFoundError):
                 raise
-            return found
-        return self._change(register.committing(self.path, joined))
-
-    def _joined(self, attempt: str) -> Commit:
-        """Write the index of an attempt, and return what COMMIT is to say."""
-        try:
-            manifest, manifest_blob, index = assemble(self, attempt, _SMALL_REQUESTS)
-        except FileNotFoundError as error:
             missing = None
             with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
                 missing = self.missing_parts(attempt)
             raise incomplete(self.path, attempt, missing) from error
+        return self._change(register.committing(self.path, joined))
+
+    def _joined(self, attempt: str) -> Commit:
+        """Write the index of an attempt, and return what COMMIT is to say."""
+        manifest, manifest_blob, index = assemble(self, attempt, _SMALL_REQUESTS)
         name, data = index_name(attempt), encode_index(index)
         self._objects.put(name, data)  # equal bytes, whichever process writes them
         fault_points.reach("save.indexed", None)
         fault_points.reach("save.link", None)
-        return commit_of(manifest, manifest_blob, index, blob_record(name, data))
+        commit = commit_of(manifest, manifest_blob, index, blob_record(name, data))
+        for blob in (commit.manifest, commit.index):  # an answer to a read or write may be wrong
+            read_blob(self, blob)
+        return commit
 
     def _change(self, act: Change) -> Register:
         # A run that was saved with a single writer says so itself.
@@ -409,7 +464,7 @@ class ObjectStore:
         self._objects.remove(self._files().attempts.get(attempt, ()))
 
     def _files(self) -> Listing:
-        found = self._objects.listed().infos
+        found = self._contents().infos
         return Listing.of(one.name for one in found if one.name != _CONDITIONS)
 
     def _tidy(self, found: Register) -> None:
@@ -431,12 +486,29 @@ class ObjectStore:
 
     def standing(self) -> Commit | None:
         """See `Store.standing`."""
-        return register.read(self._objects).register.commit
+        return self._register().commit
+
+    def _register(self, *, is_listed: bool = False) -> Register:
+        """Return the register.
+
+        Raises:
+          StorageError: there is none, and a listing shows one: it is never removed.
+        """
+        found = register.read(self._objects)
+        if found.version is None and (is_listed or self._is_listed):
+            raise StorageError(
+                f"{self.path}: the bucket lists a {COMMIT} here, and says that there is none\n"
+                "one of its answers is wrong: try again; if the objects of this step were removed "
+                "by hand, remove all of them",
+                path=self.path,
+            )
+        return found.register
 
     def state(self) -> StoreState:
         """See `Store.state`."""
-        infos = {one.name: one for one in self._objects.listed().infos}
-        found = register.read(self._objects).register  # after the listing: committed meanwhile
+        infos = {one.name: one for one in self._contents().infos}
+        # After the listing: it may be committed meanwhile.
+        found = self._register(is_listed=COMMIT in infos)
         files = Listing.of(infos.keys() - {_CONDITIONS})
         own = found.commit.attempt if found.commit else ""
         now = self._now() if files.attempts.keys() - {own} else 0.0
@@ -477,14 +549,14 @@ class ObjectStore:
         except StorageError:  # this process may only read
             return time.time()
         try:
-            return self._objects.info(name).modified_s
+            return _info_of_written(self._objects, name).modified_s
         finally:
             with contextlib.suppress(StorageError):  # it may not delete
                 self._objects.remove([name])
 
     def recover(self) -> Commit | None:
         """See `Store.recover`."""
-        found = register.read(self._objects).register
+        found = self._register()
         self._tidy(found)
         if found.commit is not None:
             check_place(self.path, found.commit.step, COMMIT)
@@ -552,7 +624,7 @@ class ObjectStore:
     def is_pinned(self) -> bool:
         """See `Store.is_pinned`."""
         with contextlib.suppress(*_UNREADABLE):
-            return register.read(self._objects).register.is_pinned
+            return self._register().is_pinned
         return False
 
     def pin(self) -> bool:
@@ -596,7 +668,7 @@ def check_conditions(objects: Objects) -> None:
     try:
         if not _writes(objects.put_new, name, b"first"):  # a conflict that is none
             objects.put(name, b"first")
-        stale = objects.info(name).version
+        stale = _info_of_written(objects, name).version
         is_kept = not _writes(objects.put_new, name, b"second")
         objects.put(name, b"third")
         if not is_kept or _writes(objects.put_over, name, b"fourth", stale):
@@ -611,6 +683,14 @@ def check_conditions(objects: Objects) -> None:
     finally:
         with contextlib.suppress(StorageError):  # this process may not delete
             objects.remove([name])
+
+
+def _info_of_written(objects: Objects, name: str) -> ObjectInfo:
+    try:
+        return confirmed(lambda: objects.info(name))
+    except FileNotFoundError:
+        where = f"{objects.url}/{name}"
+        raise StorageError(f"{where}: what was just written is not there", path=where) from None
 
 
 def _writes(put: Callable[..., None], *arguments: object) -> bool:

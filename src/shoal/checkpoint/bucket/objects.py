@@ -41,7 +41,6 @@ class FoundPart(NamedTuple):
 
     num_bytes: int  # fewer than asked for: the object ends there
     size: int  # of the whole object
-    version: str
 
 
 class Objects(Protocol):
@@ -76,14 +75,11 @@ class Objects(Protocol):
     def read(self, name: str) -> tuple[bytes, str]:
         """Return an object's contents and version; FileNotFoundError if there is none."""
 
-    def read_at(
-        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
-    ) -> FoundPart:
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> FoundPart:
         """Fill buffers, one after the other, from `offset`, in one request. Thread-safe.
 
         Raises:
           FileNotFoundError: there is no such object.
-          FileExistsError: it has not that version any more.
         """
 
     def put(self, name: str, data: bytes) -> None:
@@ -196,15 +192,11 @@ class MemoryObjects:
         kept = self._kept(name)
         return kept.data, kept.version
 
-    def read_at(
-        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
-    ) -> FoundPart:
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> FoundPart:
         """See `Objects.read_at`."""
         kept = self._kept(name)
-        if version not in (None, kept.version):
-            raise FileExistsError(self._at(name))
         num_bytes = scattered(memoryview(kept.data)[offset:], parts)
-        return FoundPart(num_bytes, len(kept.data), kept.version)
+        return FoundPart(num_bytes, len(kept.data))
 
     def put(self, name: str, data: bytes) -> None:
         """See `Objects.put`."""

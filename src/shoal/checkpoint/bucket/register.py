@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shoal.checkpoint.bucket.objects import Objects, UnclearError
 from shoal.checkpoint.format.json_files import decode_register, encode_register
 from shoal.checkpoint.format.records import Commit, Register
-from shoal.checkpoint.store.interface import ended, located, taken
+from shoal.checkpoint.store.interface import confirmed, ended, located, taken
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.errors import StorageError
 
@@ -41,12 +41,16 @@ def read(objects: Objects) -> Read:
     Raises:
       CorruptCheckpointError, UnsupportedCheckpointError: it cannot be read.
     """
-    try:
+
+    def look() -> Read:
         data, version = objects.read(COMMIT)
+        with located(objects.url):
+            return Read(decode_register(data), version)
+
+    try:
+        return confirmed(look)
     except FileNotFoundError:
         return Read(Register(), None)
-    with located(objects.url):
-        return Read(decode_register(data), version)
 
 
 def change(

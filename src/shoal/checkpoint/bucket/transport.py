@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -51,25 +51,49 @@ _UPLOADS = 8  # parts in flight, of all processes of a host
 _AHEAD_BYTES = 32 << 20  # that files may be ahead of their uploads, of all processes of a host
 _LOOK_S = 1.0  # an interrupt may keep a writer from being called
 _LEAST_S = 5.0  # that each request has, also after a deadline
+_KEPT_S = 0.2  # obstore asks for keys at most every 0.1 s
 _SLOW_S = 10.0  # a request that takes longer is logged
 _READ_TIMEOUT = timedelta(seconds=30)  # without a byte
 _NO_TIMEOUT = timedelta(days=7)  # of a whole request: it would cut slow transfers that go on
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _RETRY_S = 180
-_MOST_RETRIES = 10
-_RETRIES = {"max_retries": _MOST_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
+# Time alone ends the retries: 10 of them, with obstore's own pauses, were over after 2 to 11 s.
+_PAUSES = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
+_RETRIES = {
+    "max_retries": 1 << 16, "retry_timeout": timedelta(seconds=_RETRY_S), "backoff": _PAUSES,
+}  # fmt: skip
 # Of obstore's messages.
 _STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*)")
 _BODY = re.compile(r"<(?:Code|Message)>([^<]*)<")
+_CODE = re.compile(r"<Code>([^<]*)<")
+_PAGE = re.compile(r"status code: \d{3} [^:\n]*:\s*<(?:!doctype html|html)\b", re.IGNORECASE)
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([^,]*?)[\s,)]*,", re.DOTALL)
+_PROXY_REFUSES = "ProxyAuthRequired"
+_REDIRECT = "BareRedirect"
+_NO_CONNECTION = "kind: Connect"
 _INNERMOST = re.compile(r'(?:message|error): "([^"]*)"|(TimedOut)')
 _SERVER = re.compile(r"https?://[^\s/?]+")
 _RETRIED = re.compile(r"after (\d+) retries")
+_FOREIGN = re.compile(r'path: ("(?:[^"\\]|\\.)*")')  # what obstore cannot name
 _QUERY = re.compile(r"\?[^\s\"')]*=[^\s\"')]*")  # of an address: it may hold a signature
 
 _ABSENT = (FileNotFoundError, exceptions.NotFoundError)
 _CONFLICTS = (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError)
 _NOT_FOUND, _FORBIDDEN, _NOT_IMPLEMENTED = 404, (401, 403), 501
 _FIRST_ERROR, _FIRST_FAILURE = 400, 500  # statuses in between: nothing was done
+# What codes of refusals mean, where it is not that a right is missing.
+_MEANINGS = {
+    "RequestTimeTooSkewed": "the clock of this host is wrong: synchronize it (chrony, ntpd)",
+    "InvalidAccessKeyId": "the server does not know this access key",
+    "SignatureDoesNotMatch": "the secret key is not that of the access key, or a proxy changes "
+    "requests",
+    "ExpiredToken": "these credentials have expired: renew them",
+    "TokenRefreshRequired": "these credentials have expired: renew them",
+    "InvalidToken": "the session token is not that of the keys",
+    "InvalidObjectState": "the object is in an archive: restore it from there first",
+    "AuthenticationFailed": "the account key or token is wrong, or the clock of this host is",
+    "AccountIsDisabled": "the storage account is disabled",
+}
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 
 
@@ -170,21 +194,38 @@ def open_stores(
     part_s = PART_BYTES / _SLOWEST_BYTES_S
     limits = _READ_TIMEOUT, timedelta(seconds=part_s)
     make: Any = obstore.store.from_url
+    bundle = os.environ.get("AWS_CA_BUNDLE") if address.startswith("s3") else None
     try:
-        stores = [
-            make(
-                address,
-                config=config,
-                client_options={"read_timeout": limit, **client},
-                **options,
-            )
-            for limit in limits
-        ]
+        with _certificates(bundle):
+            stores = [
+                make(
+                    address,
+                    config=config,
+                    client_options={"read_timeout": limit, **client},
+                    **options,
+                )
+                for limit in limits
+            ]
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a panic of Rust is no Exception
         raise UsageError(f"Bucket({url!r}): {reason(error)[1]}") from None
     return stores[0], stores[1]
+
+
+@contextlib.contextmanager
+def _certificates(bundle: str | None) -> Iterator[None]:
+    """Let new stores trust the authorities in a file: obstore takes it from SSL_CERT_FILE alone."""
+    before = os.environ.get("SSL_CERT_FILE")
+    if bundle:
+        os.environ["SSL_CERT_FILE"] = bundle
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["SSL_CERT_FILE"] = before
+        elif bundle:
+            del os.environ["SSL_CERT_FILE"]
 
 
 def prefix_of(store: Any, scheme: str, bucket: str, url: str) -> list[str]:
@@ -296,13 +337,9 @@ class ObstoreObjects:
 
         return self._ask("read", name, get)
 
-    def read_at(
-        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
-    ) -> FoundPart:
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> FoundPart:
         """See `Objects.read_at`."""
         options: Any = {"range": (offset, offset + sum(map(len, parts)))}
-        if version is not None and (mark := json.loads(version).get("e_tag")):
-            options["if_match"] = mark
 
         async def get() -> tuple[Any, Any]:
             found = await obstore.get_async(self._stores[0], self._key(name), options=options)
@@ -313,9 +350,9 @@ class ObstoreObjects:
         except StorageError:
             info = self.info(name)
             if info.bytes <= offset:  # the range begins behind the end
-                return FoundPart(0, info.bytes, info.version)
+                return FoundPart(0, info.bytes)
             raise
-        return FoundPart(scattered(memoryview(data), parts), meta["size"], _version(meta))
+        return FoundPart(scattered(memoryview(data), parts), meta["size"])
 
     def put(self, name: str, data: bytes) -> None:
         """See `Objects.put`."""
@@ -334,7 +371,7 @@ class ObstoreObjects:
         self._ask(
             "write", name,
             lambda: obstore.put_async(store, key, data, mode=mode, use_multipart=False),
-            is_write=True,
+            is_write=True, has_condition=mode != "overwrite",
         )  # fmt: skip
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
@@ -368,41 +405,85 @@ class ObstoreObjects:
         request: Callable[[], Awaitable[Value]],
         *,
         is_write: bool = False,
+        has_condition: bool = False,
         is_of_all: bool = False,
     ) -> Value:
         """Run a request; convert its errors.
 
         Args:
           is_write: its failure leaves open whether it was carried out.
+          has_condition: it may fail because the object exists, or has changed.
           is_of_all: it is not about an object, so only the bucket can be missing.
         """
-        try:
-            return self.loop.run(request, self.slow(doing, name), self.limit_s())
-        except ShoalError:
-            raise
-        except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
-            is_bucket = is_write or is_of_all
-            found = self.error(doing, name, error, is_write=is_write, is_bucket=is_bucket)
+        for _ in range(2):
+            stamp = self._credentials.stamp
+            try:
+                return self.loop.run(request, self.slow(doing, name), self.limit_s())
+            except ShoalError:
+                raise
+            except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
+                is_refused = _is_refused(error)
+                found = self.error(
+                    doing, name, error,
+                    is_write=is_write, has_condition=has_condition, is_bucket=is_write or is_of_all,
+                )  # fmt: skip
+            if not is_refused or not self._credentials.have_changed(stamp):
+                break
+            threading.Event().wait(_KEPT_S)  # and sign with the new keys
         raise found  # without obstore's own error, whose text may hold what was signed
 
     def slow(self, doing: str, name: str) -> str:
         """Return what is logged of a request that takes long."""
         return (
             f"{self._at(name)}: a request ({doing}) takes long: the bucket is slow, throttles, or "
-            f"cannot be reached; it is retried up to {_MOST_RETRIES} times, for up to {_RETRY_S} s"
+            f"cannot be reached; it is retried for up to {_RETRY_S} s"
         )
 
     def _at(self, name: str) -> str:
         return f"{self._url}/{name}" if name else self._url
 
-    def _why_refused(self) -> str:
+    def _why_refused(self, error: Exception) -> str:
         source, advice = self._credentials.source, self._credentials.advice
+        code = _CODE.search(str(error))
+        if _PAGE.search(str(error)):
+            return "\nthe answer is a page, and not that of a bucket: a proxy or firewall refuses"
+        if code and "quota" in code[1].lower():
+            return "\nthe quota is used up"
+        if code and code[1] in _MEANINGS:
+            return f"\n{_MEANINGS[code[1]]}; the credentials came from: {source}"
         words = f"\nthese credentials have no right to do that; they came from: {source}"
         if advice:
             words = f"\nno credentials are set: {advice}; those of {source} do not suffice"
         if self._url.startswith("s3"):
             words += "\nS3 also returns 403 for missing objects if you may not list the bucket"
         return words
+
+    def _why_not_reached(self, text: str) -> str:
+        """Return what is known of why there was no answer of a bucket; "" if nothing."""
+        config = self._stores[0].config
+        if _REDIRECT in text:
+            region = config.get("region", "us-east-1")
+            return (
+                f"\nthe bucket is not in the region {region}: set AWS_REGION to its own, which "
+                "`aws s3api get-bucket-location` prints"
+            )
+        if _CERTIFICATE.search(text):
+            return (
+                "\nthe certificate of the server, or of a proxy, is not trusted: set AWS_CA_BUNDLE "
+                "to the file of its authority"
+            )
+        options = self._stores[0].client_options or {}
+        is_https = "https://" in text
+        names = ("HTTPS_PROXY", "ALL_PROXY") if is_https else ("HTTP_PROXY", "ALL_PROXY")
+        known = {name: os.environ.get(name) or os.environ.get(name.lower()) for name in names}
+        known = {"proxy_url": options.get("proxy_url"), **known}
+        found = next(((name, one) for name, one in known.items() if one), None)
+        if found is None or _NO_CONNECTION not in text:
+            return ""
+        what = "demands a login" if _PROXY_REFUSES in text else "may be the reason"
+        return (
+            f"\nrequests go through the proxy {_without_login(found[1])} ({found[0]}), which {what}"
+        )
 
     def error(
         self,
@@ -411,24 +492,37 @@ class ObstoreObjects:
         error: Exception,
         *,
         is_write: bool = False,
+        has_condition: bool = False,
         is_bucket: bool = False,
     ) -> OSError | StorageError:
         """Return the error of a request that failed."""
         where, kind, hint = self._at(name), StorageError, ""
         status, why = reason(error)
-        if isinstance(error, _CONFLICTS):
+        if has_condition and isinstance(error, _CONFLICTS):
             return FileExistsError(where)
         if isinstance(error, _ABSENT) or status == _NOT_FOUND:
             if not is_bucket:
                 return FileNotFoundError(where)
             hint = f"\n{NO_BUCKET}"
-        elif isinstance(error, _REFUSED) or status in _FORBIDDEN:
-            hint = self._why_refused()
+        elif _is_refused(error):
+            hint = self._why_refused(error)
+        elif isinstance(error, exceptions.InvalidPathError):
+            path = _FOREIGN.search(str(error))
+            hint = (
+                f"\nanother program has written an object whose name is or begins with "
+                f"{path[1] if path else 'such a path'}, which cannot be listed: delete it with the "
+                "tool of the cloud, such as `aws s3api delete-object`"
+            )
         elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
             kind, hint = UnclearError, "\nwhether it was written is not known"
+        hint += self._why_not_reached(str(error))
         return kind(f"cannot {doing} {where}: {why}{hint}", path=where)
+
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, _REFUSED) or reason(error)[0] in _FORBIDDEN
 
 
 def reason(error: BaseException) -> tuple[int, str]:
@@ -445,11 +539,21 @@ def reason(error: BaseException) -> tuple[int, str]:
         words = f"{found[1]} {words}" + (f" ({html.unescape(body)})" if body else "")
     else:
         inner, address = _INNERMOST.findall(text), _SERVER.search(head)
+        if certificate := _CERTIFICATE.search(text):
+            inner = [(f"invalid certificate: {_one_line(certificate[1])}", "")]
         words += f" ({''.join(inner[-1])})" if inner else ""
         words += f" at {address[0]}" if address else ""
     if retries := _RETRIED.search(head):
         words += f", after {retries[1]} retries"
     return int(found[1]) if found else 0, _QUERY.sub("?…", words)[:300]
+
+
+def _one_line(debug: str) -> str:
+    return " ".join(re.findall(r"\w+", debug))
+
+
+def _without_login(address: str) -> str:
+    return address.rpartition("@")[2]
 
 
 def _info(found: Any) -> ObjectInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 from shoal import settings
 from shoal.arguments import check_flags
 from shoal.checkpoint.at import Path, store_at
+from shoal.checkpoint.blocks.reader import DamagedPart
 from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.resumable import check_resumable
@@ -20,6 +21,7 @@ from shoal.checkpoint.restoring.target import RestoreOptions, check_names
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.saved_steps import step_number
+from shoal.checkpoint.store.step_names import COMMIT
 from shoal.checkpoint.together.lead import raise_together, run_on_lead
 from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
@@ -398,7 +400,7 @@ class Checkpoints(ReadOnlyHistory):
         self._result_of_lead(
             "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
         )
-        self._saver.damaged.discard(number)
+        self._saver.damaged.pop(number, None)
 
     # ---- the block
 
@@ -508,7 +510,7 @@ def restored(
     from_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
     restore: Callable[[int], Any],
     step: int | None,
-    damaged: set[int],
+    damaged: dict[int, DamagedPart],
     *,
     skip_corrupt: bool,
 ) -> tuple[int, Any] | None:
@@ -521,7 +523,8 @@ def restored(
     Args:
       from_lead: as `result_of_lead`, from `spec` on.
       restore: restores a step; raises CorruptCheckpointError on all processes or on none.
-      damaged: collects the skipped steps; a step that is restored after all is removed from it.
+      damaged: collects the skipped steps, and what was damaged; a step that is restored after all
+        is removed from it.
 
     Raises:
       CorruptCheckpointError: on all: the step is damaged, and was named or `skip_corrupt` is False.
@@ -532,20 +535,20 @@ def restored(
         number = saved_steps.step_number("restore", step)
         from_lead((f"step={number}",), lambda: saved_steps.require(root, number).step)
         value = restore(number)
-        damaged.discard(number)
+        damaged.pop(number, None)
         return number, value
-    passed: set[int] = set()
+    passed: dict[int, DamagedPart] = {}
     gone: tuple[int, CheckpointError] | None = None
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
-        step, step_and_state = from_lead(spec, partial(_look, root, skip_corrupt, passed))
+        step, step_and_state = from_lead(spec, partial(_look, root, skip_corrupt, [*passed]))
         if gone is not None and step in (gone[0], None):  # it stands, or nothing else does
             raise gone[1]
         faults = dict(step_and_state)
         _warn(faults)
         try:
             step_and_state = None if step is None else (step, restore(step))
-            damaged.discard(step)
+            damaged.pop(step, None)
             return step_and_state
         except (
             NotCommittedError,
@@ -557,14 +560,14 @@ def restored(
                 saved_steps.add_remedy(error)
                 raise
             _warn({step: str(error)})
-            passed |= {step}
+            passed[step] = DamagedPart(error.file, error.offset)
         finally:
-            passed |= faults.keys()
+            passed |= dict.fromkeys(faults, DamagedPart(COMMIT, None))
             damaged |= passed
 
 
 def _look(
-    root: Store, skip_corrupt: bool, passed: set[int]
+    root: Store, skip_corrupt: bool, passed: Sequence[int]
 ) -> tuple[int | None, list[tuple[int, str]]]:
     """Return the newest step whose COMMIT is intact, and what is wrong with later ones."""
     faults: dict[int, str] = {}
@@ -572,7 +575,7 @@ def _look(
     return None if one is None else one.step, list(faults.items())
 
 
-def none_left(root: Store, damaged: set[int]) -> NotCommittedError:
+def none_left(root: Store, damaged: Collection[int]) -> NotCommittedError:
     """Return the error for a history without a step to restore."""
     if not damaged:
         return saved_steps.none_saved(root)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
+from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
 from shoal.checkpoint.planning.policies import Keep, unranked
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
-from shoal.errors import DeadlineError, UsageError, raise_all
+from shoal.errors import DeadlineError, StorageError, UsageError, raise_all
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.preemption import note_failed, note_kept
@@ -84,7 +85,7 @@ class Saver:
         self._is_unranked = False  # a warning has named a metric that a save lacks
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
-        self.damaged: set[int] = set()  # steps that this run skipped when it resumed
+        self.damaged: dict[int, DamagedPart] = {}  # of steps that this run skipped when it resumed
 
     @interrupts_delivered
     def save(
@@ -269,10 +270,10 @@ class Saver:
             return
         run_on_lead(
             self._coordinator, "delete", (f"step={step}",),
-            lambda: saved_steps.make_room(self._root, step),
+            lambda: _replace(self._root, step, self.damaged[step]),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
         )  # fmt: skip
-        self.damaged.discard(step)
+        del self.damaged[step]
         _LOG.warning("save(%d): that step was damaged, and is replaced", step)
 
     def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
@@ -311,6 +312,22 @@ class Saver:
         else:
             if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+
+def _replace(root: Store, step: int, piece: DamagedPart) -> None:
+    """Delete a damaged step, if it is still damaged.
+
+    Raises:
+      StorageError: it is not.
+    """
+    if is_intact(root.step(step), piece):
+        raise StorageError(
+            f"save({step}): this run skipped step {step}, since {piece.file} was damaged; it is "
+            f"intact now: the storage answered wrongly before, and nothing was deleted\n"
+            f"run the program again: `resume` returns that step; or call `delete({step})` first",
+            path=root.path,
+        )
+    saved_steps.make_room(root, step)
 
 
 def total_bytes(state: Any) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shoal.checkpoint.format.records import Commit, Manifest, Part
 from shoal.errors import (
     CheckpointError,
+    CorruptCheckpointError,
     SaveAbortedError,
     StepAlreadyCommittedError,
     StorageError,
 )
+
+Value = TypeVar("Value")
 
 _SLACK_S = 1.0  # tolerated skew between clocks that stamp files
 
@@ -148,7 +151,6 @@ class Store(Files, Protocol):
 
         Raises:
           FileNotFoundError: there is no such file.
-          CorruptCheckpointError: it has changed since this store first read from it.
         """
 
     def leave(self, name: str) -> None:
@@ -273,6 +275,18 @@ class Store(Files, Protocol):
 
     def unpin(self) -> None:
         """Undo `pin`."""
+
+
+def confirmed(look: Callable[[], Value]) -> Value:
+    """Return what `look` finds; damage and absence count only if it finds them twice.
+
+    Each look must send requests of its own: one answer of a bucket, or of a proxy before it, may be
+    a page of HTML, a 404, or have a bit flipped, and the checkpoint is intact.
+    """
+    try:
+        return look()
+    except (FileNotFoundError, CorruptCheckpointError):
+        return look()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from shoal.checkpoint.format.records import (
     Manifest,
 )
 from shoal.checkpoint.planning.read_plan import Items
-from shoal.checkpoint.store.interface import Attempt, Store, located
+from shoal.checkpoint.store.interface import Attempt, Store, confirmed, located
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 from shoal.errors import (
@@ -80,12 +80,16 @@ def open_checkpoint(store: Store) -> Checkpoint:
       NotCommittedError: nothing is committed there.
       CorruptCheckpointError, UnsupportedCheckpointError, StorageError: it cannot be read.
     """
+    return confirmed(lambda: _opened(store))
+
+
+def _opened(store: Store) -> Checkpoint:
     commit = store.committed()
     if commit is None:
         raise NotCommittedError(f"{store.path}: {_what_is_there(store)}", path=store.path)
     try:
-        manifest_data = _read_blob(store, commit.manifest)
-        index_data = _read_blob(store, commit.index)
+        manifest_data = read_blob(store, commit.manifest)
+        index_data = read_blob(store, commit.index)
     except (CorruptCheckpointError, StorageError) as error:
         raise deleted_meanwhile(store, commit.attempt) or error from None
     with located(store.path):
@@ -120,7 +124,7 @@ def _items(leaves: Sequence[LeafRecord]) -> Items:
     return Items(num_bytes, per_byte)
 
 
-def _read_blob(store: Store, blob: Blob) -> bytes:
+def read_blob(store: Store, blob: Blob) -> bytes:
     """Read a file that COMMIT vouches for."""
     try:
         data = store.read(blob.name, blob.bytes + 1)

@@ -20,6 +20,7 @@ from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
     NotCommittedError,
+    StorageError,
     UnsupportedCheckpointError,
     UsageError,
 )
@@ -173,8 +174,13 @@ def delete_step(root: Store, step: int) -> None:
     """
     with contextlib.suppress(CorruptCheckpointError):
         require(root, step)
-    if not root.step(step).delete_damaged():
+    store = root.step(step)
+    if not store.delete_damaged():
         raise UsageError(f"delete: step {step} is pinned; unpin it first")
+    if store.standing() is not None:
+        raise StorageError(
+            f"delete: step {step} is still there, or was saved again meanwhile", path=store.path
+        )
 
 
 def make_room(root: Store, step: int) -> None:
