@@ -141,7 +141,7 @@ def test_what_a_handler_raises_leaves_the_start_of_an_agent(meeting_places, monk
     """Not as the agent's own failure, which would be sent to all."""
     member = meeting_places.join_all(1)[0]
     keeper = HostKeeper("a job")
-    silent = Spawned("http.server", "--bind", "127.0.0.1", "0")
+    silent = Spawned("timeit", "-n", "1", "import time; time.sleep(60)")
     monkeypatch.setattr(keeper, "_spawn", lambda: silent)
     with leaving(OSError(5, "Input/output error")):
         limit = time.monotonic() + 60
