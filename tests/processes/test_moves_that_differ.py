@@ -118,6 +118,16 @@ def functions(s):
     return shoal.manual(s.either(total, largest), s.rows, Layout(s.mesh))(s.array)
 
 
+def closures(s):
+    factor = 2.0 + s.odd
+    return shoal.manual(lambda x: x * factor, s.rows, s.rows)(s.array)
+
+
+def closed_over(s):
+    factors = jax.numpy.ones(8) * (2.0 + s.odd)
+    return shoal.manual(lambda x: x * factors, s.rows, s.rows)(s.array)
+
+
 def maps(s):
     x = shoal.put(VALUES, s.columns)
     return shoal.compat.linear(x, x, layout=s.either(s.rows, s.columns))
@@ -156,8 +166,8 @@ def told_by(call, s):
 
 WAYS = {one.__name__: one for one in (
     targets, dtypes, trees, sources, nothing_to_send, meshes, another_call, donated, staged, keys,
-    under_grad, entered, constrained, constrained_under_vmap, regions, functions, maps, weights,
-    weights_of_replicas, initializers,
+    under_grad, entered, constrained, constrained_under_vmap, regions, functions, closures,
+    closed_over, maps, weights, weights_of_replicas, initializers,
 )}  # fmt: skip
 
 
@@ -198,6 +208,8 @@ def check_texts(texts):
         assert "process 1: relayout at tests/" in texts[name]
     assert "constrain needs the same tree" in texts["constrained_under_vmap"]
     assert "manual needs the same function" in texts["regions"]
+    assert "process 1: the function's program: values " in texts["closures"]
+    assert "those that the function closes over: float32[8]: values " in texts["closed_over"]
     assert "process 1: the result: float32[8,8] as (-, x)" in texts["maps"]
     assert "process 1: weight: float32[8, 8]: values " in texts["weights"]
     assert "process 1: weight: float32[8,8] as (-, -): values " in texts["weights_of_replicas"]
@@ -224,6 +236,9 @@ REFUSED = {  # what process 1 alone gets wrong
         lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
     )(*s.either([s.array], []), **s.either({}, {"x": s.array})),
     "linear": lambda s: shoal.compat.linear(s.array, s.either(s.array, s.six)),
+    "manual, while it is traced": lambda s: shoal.manual(
+        lambda x: x @ x if s.odd else x, s.rows, s.rows
+    )(s.array),
 }
 
 

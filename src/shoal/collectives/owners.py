@@ -18,7 +18,7 @@ def owner_numbers(
     On TPUs JAX may number processes differently; then all owners must look up the mapping.
 
     Raises:
-      TimeoutError: one of them did not call this in time.
+      NothingPublishedError: one of them did not call this in time.
     """
     platforms = {device.process_index: device.platform for device in devices}
     if coordinator.num_processes == 1 or "tpu" not in platforms.values():

@@ -32,8 +32,8 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_programs_that_differ(pair):
-    first, second = (program_lines(jax.make_jaxpr(jax.jit(init))()) for init in pair)
-    again = program_lines(jax.make_jaxpr(jax.jit(pair[0]))())
+    first, second = (program_lines(jax.make_jaxpr(jax.jit(init))(), "it") for init in pair)
+    again = program_lines(jax.make_jaxpr(jax.jit(pair[0]))(), "it")
     assert first == again
     assert first != second
     assert compare_lines([first[0], second[0]], "END")[0].what == "value"

@@ -341,6 +341,8 @@ def test_an_error_that_comes_at_the_deadline_of_a_wait_is_not_lost(tmp_path, alo
     errors = [DeadlineError("it still runs"), StorageError("the disk failed")]
 
     class JustTooLate:
+        done = True
+
         def wait(self, timeout_s):
             if errors:
                 raise errors.pop(0)

@@ -12,6 +12,7 @@ from shoal.runtime.client import call_sockets
 from shoal.runtime.wire import connection
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import FrameReader, pack_frame
+from shoal.runtime.wire.socket_calls import LinkTimeoutError
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_question_that_no_connection_comes_up_for_is_late_and_loses_nothing(
     members[0]._calls._near = ""
 
     def refuse(*_arguments, **_options):
-        raise TimeoutError("timed out")
+        raise LinkTimeoutError("timed out")
 
     with monkeypatch.context() as patch:
         patch.setattr(call_sockets, "connect", refuse)

@@ -22,6 +22,7 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.jax_service.jax_runtime import NothingPublishedError
 from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
@@ -47,7 +48,7 @@ def owners_of(
         return tuple(sorted(owners))
     try:
         numbers = processes_of(owners, coordinator.process, timeout_s=timeout_s)
-    except TimeoutError as error:
+    except NothingPublishedError as error:
         me = ThisProcess(coordinator.process, coordinator.hosts)
         raise DeadlineError(
             f"{me}: make_mesh: the processes that are {sorted(owners)} in JAX own its devices, and "

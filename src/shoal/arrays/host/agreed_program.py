@@ -179,7 +179,7 @@ def _job_numbers(
         return owners
     try:
         return {*processes_of(owners, coordinator.process, timeout_s=timeout_s)}
-    except TimeoutError as error:
+    except jax_runtime.NothingPublishedError as error:
         me = ThisProcess(coordinator.process, coordinator.hosts)
         raise DeadlineError(
             f"{me}: {operation}: the processes that are {sorted(owners)} in JAX own the devices, "

@@ -15,17 +15,21 @@ from shoal.arrays.host.host_values import is_key
 from shoal.hashing import short_digest
 
 
-def program_lines(program: Any) -> list[str]:
-    """Return lines that differ where programs, or the arrays that they close over, do."""
+def program_lines(program: Any, what: str) -> list[str]:
+    """Return lines that differ where programs, or the arrays that they close over, do.
+
+    Args:
+      what: what was traced, for the lines: "the initializer".
+    """
     constants: list[Any] = []
     words = "\n".join(_words_of(program, constants))
-    lines = [f"the initializer's program: values {short_digest(words.encode()).hex()}"]
+    lines = [f"{what}'s program: values {short_digest(words.encode()).hex()}"]
     for number, constant in enumerate(constants):
         if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
             continue
         value = np.asarray(jax.random.key_data(constant) if is_key(constant) else constant)
         shape = ",".join(map(str, value.shape))
-        name = f"array {number} of those that the initializer closes over"
+        name = f"array {number} of those that {what} closes over"
         lines.append(f"{name}: {value.dtype}[{shape}]: values {digest(value)}")
     return lines
 

@@ -129,7 +129,7 @@ def created(
     with around, jax.disable_jit(False):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
             # The trace that runs: what the initializer closes over is in it.
-            options = (*options, *program_lines(program.trace(*placed).jaxpr))
+            options = (*options, *program_lines(program.trace(*placed).jaxpr, "the initializer"))
         _record(args, chosen, mesh, options, nodes)
         return jax.tree.map(with_shards_of_its_layout, program(*placed))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
-from shoal.arrays.host.program_lines import program_of, programs_in
+from shoal.arrays.host.program_lines import program_lines, program_of, programs_in
 from shoal.arrays.host.record_trail import owners_of_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
@@ -76,7 +76,8 @@ def manual(
     and sorts, which JAX's types do not track. Under `jit`, `grad`, `vmap` and `scan` it is an
     ordinary function; outside `jit` it is compiled on its own, once for each signature. There host
     values are compared between processes as those of `put`, and on a mesh of several processes all
-    of these call the function, and first agree on the call, before it runs.
+    of these call the function, and first agree on the call, on the program that `fn` is traced to,
+    and on what it closes over, before it runs.
 
     Args:
       fn: a function of positional arrays, or trees of them.
@@ -131,31 +132,39 @@ def manual(
                 )
             region = _region(name, in_layouts, out_layouts, axes)
             leaves, treedef = _arguments(args, in_layouts, region)
+            leaves = place_arguments("manual", leaves)
+            values = [as_array(leaf.value) for leaf in leaves]
+            given = region, tuple(leaf.layout for leaf in leaves), treedef, *values
+            meets = not is_tracing() and len(owners_of_mesh(region.mesh)) > 1
+            # The trace that runs: what `fn` closes over is in it.
+            lines = _lines_of(program.trace(*given).jaxpr) if meets else ()
         except BaseException as error:
             with contextlib.suppress(Exception):  # whose call it is cannot be known
                 _fail(error, args, (in_layouts, out_layouts))
             raise
-        leaves = place_arguments("manual", leaves)
-        _agree(region, leaves, results)
-        values = [as_array(leaf.value) for leaf in leaves]
-        return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
+        if meets:
+            _agree(region, leaves, results, lines)
+        return program(*given)
 
     return region_of
 
 
-def _agree(region: _Region, leaves: Sequence[Leaf], results: Sequence[str]) -> None:
-    """Outside `jit`, agree with the other processes of the mesh on a call.
+@lru_cache(maxsize=64)
+def _lines_of(trace: Any) -> tuple[str, ...]:
+    """Return the lines of a trace, which `jit` keeps by signature."""
+    return (*program_lines(trace, "the function"),)
 
-    Whether `fn` sends anything is known only once it is traced, and that must not take place here
-    a second time.
-    """
-    if is_tracing() or len(owners_of_mesh(region.mesh)) == 1:
-        return
+
+def _agree(
+    region: _Region, leaves: Sequence[Leaf], results: Sequence[str], lines: Sequence[str]
+) -> None:
+    """Outside `jit`, agree with the other processes of the mesh on a call."""
     axes = ", ".join(axis for axis in region.mesh.axis_names if axis in region.axes)
     options = [f"function: {region.name} over {axes}", *[f"result as {one}" for one in results]]
     arrays = {leaf.path: concrete(leaf.value) for leaf in leaves}
     known = {path: array for path, array in arrays.items() if array is not None}
-    agree_on_program("manual", leaves, known, options=[f"mesh: {region.mesh.text}", *options])
+    options = [f"mesh: {region.mesh.text}", *options]
+    agree_on_program("manual", leaves, known, options=options, nodes=lines)
 
 
 def _fail(error: BaseException, args: tuple[Any, ...], layouts: Layouts) -> None:
@@ -167,8 +176,8 @@ def _fail(error: BaseException, args: tuple[Any, ...], layouts: Layouts) -> None
         fail_program("manual", error, arrays, meshes_in(layouts))
 
 
-def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callable[..., Any]:
-    """Return a function of a region, and of the layouts, tree and leaves of its arguments."""
+def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Any:
+    """Return a function, by `jit`, of a region, the layouts, tree and leaves of its arguments."""
     specs = _specs(out_layouts)
 
     def whole(

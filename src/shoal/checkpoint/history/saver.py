@@ -184,6 +184,8 @@ class Saver:
             except DeadlineError:
                 raise  # it continues, or has ended since, and reports that on the next call
             except Exception:
+                if not running.saving.done:
+                    raise  # by a signal handler: it continues
                 self._forget(running)
                 self.on_failed(running.step)
                 now = self._coordinator.stop.number_of(None)

@@ -172,9 +172,9 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
     """
     store, problem = scene.request.store, None
     if has_part:
+        if not isinstance(cause, DeadlineError | DivergenceError):
+            _wait_for_parts(scene, cause)
         try:
-            if not isinstance(cause, DeadlineError | DivergenceError):
-                _wait_for_parts(scene, cause)
             if not store.missing_parts(scene.attempt):
                 return store.commit(scene.attempt)
         except (CheckpointError, OSError) as error:
@@ -217,12 +217,13 @@ def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
     patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
     limit = time.monotonic() + patience_s
     pause = threading.Event()  # never set
-    while time.monotonic() < limit and request.store.is_open(attempt):
+    while time.monotonic() < limit:
         try:
-            places = request.store.missing_parts(attempt)
-            missing = [members[place] for place in places]
-        except (FileNotFoundError, CheckpointError):
-            return
+            if not request.store.is_open(attempt):
+                return
+            missing = [members[place] for place in request.store.missing_parts(attempt)]
+        except (CheckpointError, OSError):
+            return  # what fails here fails where the parts are counted
         if {*missing} <= {*_blamed(cause), *(one.process for one in coordinator.troubles.open())}:
             return
         pause.wait(request.store.pace.look_s * (1 + random.random()))

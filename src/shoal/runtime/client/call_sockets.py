@@ -12,6 +12,7 @@ from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, FrameError, split_address
 from shoal.runtime.wire.proof import introduce
+from shoal.runtime.wire.socket_calls import LinkError, LinkTimeoutError
 from shoal.runtime.wire.sockets import connect_unix
 
 T = TypeVar("T")
@@ -70,9 +71,9 @@ class Calls:
         """Run an exchange on a connection. A connection that fails is closed: it may hold half an
         answer.
 
-        The meeting place counts the arrivals it received, so an interrupted wait (Ctrl-C) leaves
-        the count right. Without an answer by `limit` the meeting place is lost, or `late` is
-        raised if given.
+        The meeting place counts the arrivals it received, so an interrupted wait (Ctrl-C, or what a
+        signal handler raises) leaves the count right. Without an answer by `limit` the meeting
+        place is lost, or `late` is raised if given.
 
         Raises:
           ProcessLostError: the meeting place is gone, or this process was declared lost.
@@ -87,9 +88,9 @@ class Calls:
         except ShoalError:
             self._drop(channel)
             raise
-        except (OSError, ValueError) as error:  # ValueError: not a frame, not JSON
+        except (LinkError, FrameError) as error:
             self._drop(channel)
-            if late is not None and isinstance(error, TimeoutError) and error.errno is None:
+            if late is not None and isinstance(error, LinkTimeoutError):
                 raise late from None
             self._end(caller, error)
         except BaseException:
@@ -138,7 +139,7 @@ class Calls:
         if self._near:
             try:
                 return Channel(connect_unix(self._near), max_body_bytes=self._max_body_bytes)
-            except OSError:
+            except LinkError:
                 self._near = ""
         address = split_address(self._address)
         return connect(address, limit, max_body_bytes=self._max_body_bytes)
@@ -150,8 +151,9 @@ class Calls:
 
     def _end(self, caller: str, error: Exception) -> NoReturn:
         """Raise the reason why an exchange failed; the watcher may be about to receive it."""
-        if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
-            self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
+        is_late = isinstance(error, LinkTimeoutError)
+        if is_late or not self._is_judged.wait(_VERDICT_S):
+            self._lose("it does not answer" if is_late else str(error))
         closed = self.closed or Closed(ProcessLostError, "the coordinator is lost")
         raise closed.error(self._me, caller) from None
 

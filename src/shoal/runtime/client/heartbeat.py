@@ -27,6 +27,7 @@ from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.system.stacks import seen, stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
+from shoal.runtime.wire.socket_calls import LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
 
@@ -197,9 +198,7 @@ class Watcher:
     def _next_frame(self, due: float) -> Frame | None:
         try:
             return self._life.receive(due)
-        except TimeoutError as error:
-            if error.errno is not None:  # ETIMEDOUT: the kernel found the link dead
-                raise
+        except LinkTimeoutError:
             return None
 
     def _on_frame(self, frame: Frame) -> bool:

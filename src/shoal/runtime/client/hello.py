@@ -22,6 +22,7 @@ from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,
     Frame,
     FrameError,
+    body_value,
     number_field,
     pack_frame,
     split_address,
@@ -29,6 +30,7 @@ from shoal.runtime.wire.frames import (
     whole_field,
 )
 from shoal.runtime.wire.proof import introduce
+from shoal.runtime.wire.socket_calls import LinkError, LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
@@ -84,12 +86,12 @@ def handshake(
     try:
         waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
         channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
-    except TimeoutError:
+    except LinkTimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
     except _NoMeetingPlace as error:
         reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s"
         reason += f" ({error.args[1]})" if error.args[1] else ""
-    except (OSError, FrameError) as error:
+    except (LinkError, FrameError) as error:
         reason = f"the server there closed the connection, or is not a coordinator ({error})"
     else:
         known = incarnation, max_body_bytes
@@ -129,7 +131,7 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
     while True:
         try:
             channel = connect(split_address(waiting.address), limit, max_body_bytes=max_body_bytes)
-        except OSError as error:
+        except LinkError as error:
             reason = what_failed(error)
         else:
             frame = _send_hello(channel, waiting, incarnation)
@@ -155,7 +157,8 @@ def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame 
         frame = refusal or _await_welcome(channel, waiting, limit)
     except BaseException as error:
         channel.close()
-        if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
+        is_closed = isinstance(error, LinkError) and not isinstance(error, LinkTimeoutError)
+        if is_closed and time.monotonic() < began + _ENDING_S:
             return None
         raise
     return frame
@@ -165,7 +168,7 @@ def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     """Wait for the answer; if that takes long, query and log the missing processes."""
     try:
         return channel.receive(min(limit, waiting.warn_at))
-    except TimeoutError:
+    except LinkTimeoutError:
         if time.monotonic() >= limit:
             raise
     channel.send(pack_frame({"do": "who", "ticket": 0, "lane": ""}), limit)
@@ -173,7 +176,7 @@ def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     if frame.header.get("is") == "waiting":
         refused = text_field(frame.header, "refused")
         remedy = f"\n{REMEDY}" if refused else ""
-        waiting.warn(f"missing: {listed(json.loads(frame.body))}{refused}{remedy}")
+        waiting.warn(f"missing: {listed(body_value(frame))}{refused}{remedy}")
         frame = channel.receive(limit)
     return frame
 

@@ -43,7 +43,15 @@ from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 from shoal.runtime.wire.connection import Channel
-from shoal.runtime.wire.frames import Frame, pack_frame, pack_text, split_payloads, text_field
+from shoal.runtime.wire.frames import (
+    Frame,
+    body_value,
+    pack_frame,
+    pack_text,
+    split_payloads,
+    text_field,
+)
+from shoal.runtime.wire.socket_calls import LinkError, LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come
@@ -280,7 +288,7 @@ class TcpCoordinator(BaseCoordinator):
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way, on the process's lifetime connection."""
         frame = pack_frame(header, body)
-        with self._lock, contextlib.suppress(OSError, ValueError):  # closed meanwhile
+        with self._lock, contextlib.suppress(LinkError):  # closed meanwhile
             self._life.send(frame, time.monotonic() + _TELL_S)
 
     def lose(self, reason: str) -> None:
@@ -311,7 +319,7 @@ class TcpCoordinator(BaseCoordinator):
         try:
             with self._lock:
                 self._life.send(frame, time.monotonic() + _MUST_TELL_S)
-        except (OSError, ValueError) as error:
+        except LinkError as error:
             self.lose(f"an abandoned call cannot be sent: {error}")
 
     def _meet(
@@ -324,14 +332,13 @@ class TcpCoordinator(BaseCoordinator):
             channel.send(arrival, limit)
             try:
                 return receive(channel, min(started + self._warn_after_s, limit))
-            except TimeoutError:
+            except LinkTimeoutError:
                 ticket = next(self._tickets)
             channel.send(pack_frame({"do": "who", "ticket": ticket, "lane": point.lane}), limit)
             frame = receive(channel, limit, ticket)
             if frame.header.get("is") == "waiting":
-                self._warn(
-                    point, StillMissing.of(json.loads(frame.body)), time.monotonic() - started
-                )
+                waiting = StillMissing.of(body_value(frame))
+                self._warn(point, waiting, time.monotonic() - started)
                 frame = receive(channel, limit)
             return frame
 

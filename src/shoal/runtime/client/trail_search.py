@@ -30,6 +30,7 @@ from shoal.runtime.rules.first_difference import (
     Meet,
     find_first,
     find_line,
+    highest,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
@@ -106,7 +107,7 @@ def _explained(
         try:
             with coordinator.call("the trail", f"{point.lane}: the trail", group):
                 found = _search(meet, mine, sides, representatives)
-        except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
+        except ShoalError:  # that they differ is known anyway
             pass
         finally:
             publish(coordinator, key, point, group, found)
@@ -193,7 +194,7 @@ def _search(
 ) -> _Shown | None:
     """Return each representative's entry at the first difference, if it is found."""
     answers = meet(b"" if mine is None else b"%d" % mine.first_kept)
-    first = max(int(answers[process]) for process in representatives)
+    first = highest(answers, representatives)
     number = find_first(meet, None if mine is None else _Calls(mine, first), representatives)
     if number is None:
         return None
@@ -288,13 +289,17 @@ def fetch(coordinator: Coordinator, key: str, group: Collection[int], limit_s: f
     """Return what the lowest of `group` has found, or None if it is not there in time."""
     deadline = time.monotonic() + limit_s
     pause_s, longest_s = _PAUSES_S
+    text = None
     try:
         while (left_s := deadline - time.monotonic()) > 0:
             text = coordinator.explanation(key, min(group), timeout_s=left_s)
             if text is not None:
-                return json.loads(text) if text else None
+                break
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, longest_s)
-    except (ShoalError, ValueError):  # that they differ is known anyway
-        pass
-    return None
+    except ShoalError:  # that they differ is known anyway
+        return None
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return None

@@ -40,7 +40,7 @@ def peers_of(coordinator: Coordinator) -> list[Member]:
         members: Iterable[Member] = coordinator.members(timeout_s=_ASK_S)
     except UsageError:  # this process has left the job, in another thread
         members = ()
-    except (ShoalError, OSError):
+    except ShoalError:
         hosts = enumerate(coordinator.hosts)
         members = [Member(process, host, "lost", UNHEARD) for process, host in hosts]
     return [member for member in members if member.process != coordinator.process]

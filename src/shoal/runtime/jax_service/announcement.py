@@ -13,10 +13,11 @@ import time
 from shoal import settings
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.jax_service.keeper_link import PROXIES, HostKeeper, without_proxy
+from shoal.runtime.jax_service.keeper_link import PROXIES, HostKeeper, KeeperError, without_proxy
 from shoal.runtime.wire.connection import connect
 from shoal.runtime.wire.frames import FrameError, split_address
 from shoal.runtime.wire.proof import introduce
+from shoal.runtime.wire.socket_calls import LinkError
 from shoal.runtime.wire.sockets import is_loopback
 
 _ANSWER_S = 2.0
@@ -38,7 +39,7 @@ def way_to(jax_service: str) -> str:
     splice = HostKeeper(settings.text("SHOAL_JOB"))
     try:
         near = splice.begin_splice(settings.text("SHOAL_TOKEN"), jax_service, limit)
-    except OSError as error:
+    except KeeperError as error:
         words = f"jax.distributed.initialize: JAX's service at {jax_service} cannot be reached"
         raise InitializeError(f"{words}: {error}") from None
     if any(os.environ.get(name) for name in PROXIES):  # JAX warns of variables about proxies
@@ -57,7 +58,7 @@ def announce() -> None:
         return
     limit = time.monotonic() + _ANSWER_S
     card = {"do": "joined", "process": int(process)}
-    with contextlib.suppress(OSError, FrameError, UsageError):
+    with contextlib.suppress(LinkError, FrameError, UsageError):
         channel = connect(split_address(address), limit, max_body_bytes=1 << 16)
         try:
             if introduce(channel, card, settings.text("SHOAL_TOKEN"), limit) is None:

@@ -572,11 +572,15 @@ def publish(key: str, value: str) -> None:
     distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
 
 
+class NothingPublishedError(TimeoutError):
+    """A value was not published in time."""
+
+
 def look_up(key: str, *, timeout_s: float) -> str:
     """Return the value that process 0 published: the one call of JAX's client that times out.
 
     Raises:
-      TimeoutError: no value was published in time.
+      NothingPublishedError: no value was published in time.
     """
     import jax
     from jax._src import distributed
@@ -585,7 +589,7 @@ def look_up(key: str, *, timeout_s: float) -> str:
         client = distributed.global_state.client
         return str(client.blocking_key_value_get(key, max(1, int(timeout_s * 1000))))
     except jax.errors.JaxRuntimeError as error:
-        raise TimeoutError(str(error)) from None
+        raise NothingPublishedError(str(error)) from None
 
 
 def serve_unmodified_scripts(

@@ -36,6 +36,10 @@ def without_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {"no_grpc_proxy": ",".join(filter(None, (spared, host)))}
 
 
+class KeeperError(OSError):
+    """The keeper cannot be started, cannot reach JAX's service, or is late."""
+
+
 class HostKeeper:
     """The keeper of this host, as seen by the process that starts it.
 
@@ -49,14 +53,14 @@ class HostKeeper:
 
     def start_early(self) -> None:
         """Start it if possible. A failure is reported when the keeper is needed."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(KeeperError):
             self._spawned = self._spawn()
 
     def begin(self, joined: TcpCoordinator, token: str, jax_service: str, limit: float) -> str:
         """Send its orders; return the address of its splice.
 
         Raises:
-          OSError: it cannot be started, cannot reach JAX's service, or is late.
+          KeeperError: it cannot be started, cannot reach JAX's service, or is late.
           ProcessLostError, PeerFailedError: a process is gone meanwhile.
         """
         welcome = joined.welcome
@@ -76,7 +80,7 @@ class HostKeeper:
         """Send it the orders to be no more than the splice of this process; return its address.
 
         Raises:
-          OSError: it cannot be started, cannot reach JAX's service, or is late.
+          KeeperError: it cannot be started, cannot reach JAX's service, or is late.
         """
         own = {"keeps": {0: os.getpid()}, "reports": False, "heartbeat_s": None}
         return self._begin(own, token, jax_service, limit)
@@ -98,12 +102,15 @@ class HostKeeper:
             spawned.stdin.close()
         line = spawned.first_line(left_s + 1.0, check=check)
         if not line:
-            raise OSError(spawned.last_words())
+            raise KeeperError(spawned.last_words())
         spawned.detach()
         return str(json.loads(line)["address"])
 
     def _spawn(self) -> Spawned:
-        return Spawned("shoal.runtime.jax_service.keeper", job_argument(self._job))
+        try:
+            return Spawned("shoal.runtime.jax_service.keeper", job_argument(self._job))
+        except OSError as error:
+            raise KeeperError(*error.args) from None
 
     def dismiss(self) -> None:
         """Dismiss a keeper that is not needed: it ends by itself."""
@@ -133,7 +140,7 @@ def find_host_keeper(
     if joined.leader == joined.process:
         try:
             outcome["address"] = keeper.begin(joined, token, jax_service, limit)
-        except OSError as error:
+        except KeeperError as error:
             outcome["trouble"] = str(error)
     security = "mutual TLS" if has_tls else "no mutual TLS"
     fingerprint = f"initialize: JAX's service by {security}"

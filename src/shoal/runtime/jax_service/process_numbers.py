@@ -40,7 +40,7 @@ def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> di
       process: this process's index in the job, published to the others.
 
     Raises:
-      TimeoutError: one of them did not publish its index in time.
+      NothingPublishedError: one of them did not publish its index in time.
       InitializeError: two processes have one index.
     """
     own = own_index()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Protocol
 
+from shoal.errors import ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
 
 MAX_GROUPS_SHOWN = 8  # versions compared; which process holds which is known anyway
@@ -19,6 +20,18 @@ _WIDTH = 400  # characters of a line in a message: a leaf's whole path, and what
 ENDED = "(nothing: it ends before)"
 
 Meet = Callable[[bytes], Mapping[int, bytes]]  # one round: send bytes, get those of all
+
+
+class OutOfStepError(ShoalError):
+    """The processes are not in the same round."""
+
+
+def highest(answers: Mapping[int, bytes], representatives: Sequence[int]) -> int:
+    """Return the highest of the numbers that the representatives sent."""
+    try:
+        return max(int(answers[process]) for process in representatives)
+    except (ValueError, LookupError) as error:
+        raise OutOfStepError(f"no numbers: {error}") from None
 
 
 class ItemsInOrder(Protocol):
@@ -99,7 +112,7 @@ def find_first(meet: Meet, mine: ItemsInOrder | None, representatives: Sequence[
       representatives: the processes whose items are compared.
     """
     answers = meet(b"" if mine is None else b"%d" % len(mine))
-    low, high = 0, max(int(answers[process]) for process in representatives)
+    low, high = 0, highest(answers, representatives)
     while high - low > 1:
         pieces = min(_PIECES, high - low)
         cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]

@@ -155,7 +155,7 @@ def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -
 
 def _check_left(coordinator: Coordinator) -> None:
     """Raise if a process has left the job, because JAX's start then never ends."""
-    with contextlib.suppress(OSError, DeadlineError):
+    with contextlib.suppress(DeadlineError):
         left = [one for one in coordinator.members(timeout_s=_ASK_S) if one.state == "left"]
         if left:
             me = ThisProcess(coordinator.process, coordinator.hosts)
@@ -170,7 +170,7 @@ def _check_left(coordinator: Coordinator) -> None:
 
 def _missing(coordinator: Coordinator) -> list[Member] | None:
     """Return the other processes that have not begun to start their devices; None: unknown."""
-    with contextlib.suppress(ShoalError, OSError):
+    with contextlib.suppress(ShoalError):
         return [
             member
             for member in coordinator.members(timeout_s=_ASK_S)

@@ -268,7 +268,7 @@ def _of_attached_job(cluster: JobPlace, jax_service: str, deadline: float, key: 
     if cluster.process != 0:
         try:
             published = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
-        except TimeoutError:
+        except jax_runtime.NothingPublishedError:
             raise InitializeError(
                 "process 0 did not publish the coordinator: did it call shoal.initialize() too?",
                 missing=[0],

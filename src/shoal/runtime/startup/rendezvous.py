@@ -28,6 +28,7 @@ from shoal.paths import dangling_link
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.startup.job_token import make_private
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.wire.socket_calls import LinkError, encoded_name, socket_call
 
 _LOG = logging.getLogger("shoal")
 _ANSWER = "address"
@@ -228,8 +229,8 @@ def own_host() -> str:
     host with neither reaches only itself.
     """
     name = "127.0.0.1"
-    with contextlib.suppress(OSError, UnicodeError):
-        host = socket.gethostbyname(socket.gethostname())
+    with contextlib.suppress(LinkError):
+        host = socket_call(socket.gethostbyname, encoded_name(socket.gethostname()))
         if not host.startswith("127."):
             return host
         name = socket.gethostname()

@@ -62,7 +62,7 @@ class _Launcher:
             place = join(
                 self._address, process=0, num_processes=1, token=self._token, timeout_s=_JOIN_S
             )
-        except (ShoalError, OSError) as error:
+        except ShoalError as error:
             _LOG.warning("cannot report a notice to the launcher: %s", error)
             return None
         place.abandon_in_forked_children()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
 import socket
 import time
+from typing import Any
 
 from shoal.runtime.wire.frames import MAX_HEADER_BYTES, Frame, FrameReader
+from shoal.runtime.wire.socket_calls import (
+    LinkError,
+    LinkTimeoutError,
+    encoded_name,
+    socket_call,
+)
 
 _MOMENT_S = 1e-4  # the least time-out of a socket: 0 would make it non-blocking
 _DAY_S = 86_400.0
 _LOOK_S = 100e-6  # how long to spin before sleeping; other threads may run meanwhile
 
 
-class UnknownNameError(OSError):
+class UnknownNameError(LinkError):
     """The name of a host does not resolve."""
 
     def __init__(self, name: str, why: str) -> None:
@@ -45,7 +53,7 @@ class Channel:
         next frame: half a frame would make everything after it unreadable.
 
         Raises:
-          OSError: the connection is gone; as TimeoutError: not sent by `limit`.
+          LinkError: the connection is gone; as LinkTimeoutError: not sent by `limit`.
         """
         if not self._unsent:
             sent = self._send_some(data)
@@ -53,7 +61,7 @@ class Channel:
                 return
             self._unsent, data = memoryview(data)[sent:], b""
         writable = select.poll()
-        writable.register(self._socket, select.POLLOUT)
+        socket_call(writable.register, self._socket, select.POLLOUT)
         while self._unsent:
             _wait(writable, limit)
             self._unsent = self._unsent[self._send_some(self._unsent) :]
@@ -64,13 +72,13 @@ class Channel:
         """Return the next frame.
 
         Raises:
-          OSError: the connection is gone; as TimeoutError: no whole frame arrived by `limit`.
+          LinkError: the connection is gone; as LinkTimeoutError: no whole frame by `limit`.
           FrameError: the bytes are not a frame.
         """
         while (frame := self._reader.next()) is None:
             data = self._receive_some(limit)
             if not data:
-                raise ConnectionError("it closed the connection")
+                raise LinkError("it closed the connection")
             self._reader.feed(data)
         return frame
 
@@ -85,12 +93,14 @@ class Channel:
                 _wait(self._readable, limit)
                 break
             os.sched_yield()
-        return self._socket.recv(self._reader.chunk_bytes)
+        return socket_call(self._socket.recv, self._reader.chunk_bytes)
 
     def _send_some(self, data: bytes | memoryview) -> int:
         try:
-            return self._socket.send(data)
-        except BlockingIOError:
+            return socket_call(self._socket.send, data)
+        except LinkError as error:
+            if error.errno != errno.EAGAIN:
+                raise
             return 0
 
     def shut(self) -> None:
@@ -110,15 +120,15 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
 
     Raises:
       UnknownNameError: the name of the host does not resolve.
-      OSError: nothing listens there.
+      LinkError: nothing listens there.
     """
     return Channel(open_socket(address, limit), max_body_bytes=max_body_bytes)
 
 
-def what_failed(error: OSError) -> tuple[str, str]:
+def what_failed(error: LinkError) -> tuple[str, str]:
     """Return what is wrong where a connection failed, and the details.
 
-    >>> what_failed(ConnectionRefusedError(111, "Connection refused"))
+    >>> what_failed(LinkError(111, "Connection refused"))
     ('nothing listens there', '[Errno 111] Connection refused')
     """
     if isinstance(error, UnknownNameError):
@@ -128,21 +138,43 @@ def what_failed(error: OSError) -> tuple[str, str]:
 
 def open_socket(address: tuple[str, int], limit: float) -> socket.socket:
     """Return a socket connected to another one. Raises as `connect` does."""
-    left_s = _left_s(limit)
+    host, port = address
     try:
-        sock = socket.create_connection(
-            address, timeout=None if left_s is None else max(left_s, _MOMENT_S)
-        )
+        name = encoded_name(host)
+    except LinkError:
+        raise UnknownNameError(host, "it is not a valid name") from None
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise UnknownNameError(address[0], error.strerror or str(error)) from None
-    except UnicodeError:  # an empty label, or one that is too long
-        raise UnknownNameError(address[0], "it is not a valid name") from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if sock.getsockname() == sock.getpeername():
-        # Linux lets a socket connect to itself if it tries a free port of the ephemeral range often
-        # enough; this process would then wait for its own HELLO.
+        raise UnknownNameError(host, error.strerror or str(error)) from None
+    problems = []
+    for family, kind, protocol, _, where in found:
+        try:
+            return _connected(family, kind, protocol, where, limit)
+        except LinkError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _connected(
+    family: int, kind: int, protocol: int, where: tuple[Any, ...], limit: float
+) -> socket.socket:
+    try:
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise LinkError(*error.args) from None
+    try:
+        left_s = _left_s(limit)
+        sock.settimeout(None if left_s is None else max(left_s, _MOMENT_S))
+        socket_call(sock.connect, where)
+        socket_call(sock.setsockopt, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if socket_call(sock.getsockname) == socket_call(sock.getpeername):
+            # Linux lets a socket connect to itself if it tries a free port of the ephemeral range
+            # often enough; this process would then wait for its own HELLO.
+            raise LinkError(errno.ECONNREFUSED, "Connection refused")
+    except BaseException:
         sock.close()
-        raise ConnectionRefusedError("Connection refused")
+        raise
     return sock
 
 
@@ -153,7 +185,7 @@ def _wait(socket_poll: select.poll, limit: float) -> None:
         if socket_poll.poll(None if left_s is None else math.ceil(left_s * 1e3)):
             return
         if time.monotonic() >= limit:
-            raise TimeoutError("timed out")
+            raise LinkTimeoutError("timed out")
 
 
 def _left_s(limit: float) -> float | None:

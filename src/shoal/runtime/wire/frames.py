@@ -144,6 +144,14 @@ def _read_header(text: bytes) -> Mapping[str, Any]:
 _remembered_header = lru_cache(maxsize=256)(_read_header)
 
 
+def body_value(frame: Frame) -> Any:
+    """Return the value in a body, which must be JSON."""
+    try:
+        return json.loads(frame.body)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"the body is not JSON: {error}") from None
+
+
 def text_field(header: Mapping[str, Any], name: str) -> str:
     """Return a field that must be text."""
     value = header.get(name)

@@ -116,7 +116,7 @@ def introduce(channel: Channel, card: Mapping[str, Any], secret: str, limit: flo
       None; or the server's refusal.
 
     Raises:
-      OSError: the connection is gone; as TimeoutError: no answer by `limit`.
+      LinkError: the connection is gone; as LinkTimeoutError: no answer by `limit`.
       FrameError: what answers is no server of shoal, or does not have the secret.
     """
     introduction = Introduction(secret)

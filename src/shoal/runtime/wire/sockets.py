@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.runtime.wire.frames import address_text, split_address
+from shoal.runtime.wire.socket_calls import LinkError, socket_call
 
 _CUT_OFF = (
     errno.ETIMEDOUT,
@@ -142,18 +143,18 @@ def connect_unix(name: str) -> socket.socket:
     A name, unlike a port, may be anybody's: another user's process is not spoken to.
 
     Raises:
-      PermissionError: a socket of another user (nor root) has it.
-      OSError: no socket on this host has it, or its backlog is full.
+      LinkError: no socket on this host has it, its backlog is full, or it is another user's (not
+        root's).
     """
     if sys.platform != "linux":
-        raise OSError("no abstract socket names on this platform")
+        raise LinkError("no abstract socket names on this platform")
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     try:
-        sock.connect(f"\0{name}")
+        socket_call(sock.connect, f"\0{name}")
         if _owner(sock) not in (0, os.geteuid()):
-            raise PermissionError(f"the socket {name} is another user's")
-    except OSError:
+            raise LinkError(f"the socket {name} is another user's")
+    except BaseException:
         sock.close()
         raise
     return sock
