@@ -212,5 +212,8 @@ def test_the_programs_find_what_was_wrong_before(play, monkeypatch, owner, name,
 
 
 def test_the_wide_programs_find_who_stays_apart(play, monkeypatch):
-    monkeypatch.setattr(gathering.OpenGatherings, "late_for", lambda self, *arrival: ())
+    def owes_nothing(gathering, process):
+        return gathering.answer is None and process not in gathering.arrived
+
+    monkeypatch.setattr(gathering.Gathering, "expects", owes_nothing)
     assert any(play(seed, of=wide_program_of, deadly=False) for seed in range(200))

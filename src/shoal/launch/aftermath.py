@@ -25,8 +25,6 @@ from shoal.launch.report import (
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
-    Difference,
-    DivergenceSide,
     JobFailure,
     Memory,
     Others,
@@ -202,33 +200,13 @@ class EndedJob(NamedTuple):
             )
             return self.with_thread(ended, late)
         if first.difference is not None:
-            sides = _joined(first.difference, [cause.difference for cause in causes])
-            difference = dataclasses.replace(first.difference, sides=sides)
+            sides = first.difference.sides
             processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
-            first = dataclasses.replace(
-                first, difference=difference, error=None, frames=(), left_out={}
-            )
+            first = dataclasses.replace(first, error=None, frames=(), left_out={})
         if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
             first = dataclasses.replace(first, error=None, frames=(), left_out={})
         log = first.log if len(processes) == 1 else ""
         return dataclasses.replace(first, processes=processes, log=log)
-
-
-def _joined(
-    first: Difference, all_known: Iterable[Difference | None]
-) -> tuple[DivergenceSide, ...]:
-    """Return the sides of a difference as all processes know them: each that came late knows its
-    own. One that has found another difference adds none."""
-    sides: dict[DivergenceSide, set[int]] = {}
-    for known in all_known:
-        is_same = known and (known.what, known.call, known.path) == (
-            (first.what, first.call, first.path)
-        )
-        for side in known.sides if known and is_same else ():
-            what = dataclasses.replace(side, processes=ProcessSet())
-            sides.setdefault(what, set()).update(side.processes)
-    rows = [dataclasses.replace(side, processes=ProcessSet(of)) for side, of in sides.items()]
-    return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
 
 
 def _shown_in(cause: Cause) -> Iterator[int]:

@@ -202,8 +202,7 @@ def test_the_rest_is_told_late_and_is_in_step(make_job):
     sides = [f"{SPEC[1]}: values {p}" for p in (0, 1)]
     assert errors[0].sides == errors[1].sides == {sides[0]: (0,), sides[1]: (1,)}
     assert errors[2].sides == errors[0].sides
-    assert f"  process 1: put at train.py:12 (main): {sides[1]}\n" in str(errors[2])
-    assert "\n  process 2: 1 call, digest " in str(errors[2])
+    assert str(errors[2]).splitlines()[1:] == str(errors[0]).splitlines()[1:]
     for coordinator in job.coordinators:
         put(coordinator)
     assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
@@ -22,7 +22,6 @@ from shoal.runtime.failures.comparison import (
     compared,
     headline,
     needs,
-    with_late,
 )
 from shoal.runtime.rules.first_difference import (
     ENDED,
@@ -34,7 +33,7 @@ from shoal.runtime.rules.first_difference import (
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
-from shoal.runtime.rules.trail_marks import UNKNOWN, TrailVersion
+from shoal.runtime.rules.trail_marks import TrailVersion
 from shoal.runtime.system.callsite import line_of
 
 Arrive = Callable[..., Mapping[int, bytes]]
@@ -111,7 +110,7 @@ def _explained(
         finally:
             publish(coordinator, key, point, group, found)
         shown = found or shown
-    return _error(me, point, known, shown, trail.text)
+    return _error(me, point, known, shown)
 
 
 class _Shown(NamedTuple):
@@ -131,40 +130,21 @@ def _shown_of(facts: Any) -> _Shown | None:
         return None
 
 
-def _error(
-    me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown, mine: str
-) -> DivergenceError:
-    """Return the error; `mine` is the text of this process's calls, which may be on no side."""
+def _error(me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown) -> DivergenceError:
+    """Return the error: the first call that differs."""
     name = known.lane or point.lane
     lane = "" if name == "main" else f" (lane {name!r})"
     rows: dict[Said, list[int]] = {}
     for row, side in zip(shown.rows, known.versions, strict=False):
         rows.setdefault(row, []).extend(side.processes)
     call = next((row.call for row in shown.rows if row.call), "")
-    build = partial(
-        compared,
+    return compared(
         f"{me}: {headline(shown.kind, call)}{lane}",
+        [row._replace(processes=sorted(who)) for row, who in rows.items()],
         kind=shown.kind,
         advice=shown.advice,
         found_at=call_at(point),
     )
-    groups = [row._replace(processes=sorted(who)) for row, who in rows.items()]
-    error = build(groups)
-    if mine == UNKNOWN or any(me.process in group.processes for group in groups):
-        return error
-    same = {
-        row for row, side in zip(shown.rows, known.versions, strict=False) if _is_of(side, mine)
-    }
-    if known.lane is not None and not same:  # beside the main line it need not have come as far
-        return error
-    late = _unexplained(TrailVersion(mine, point.name, point.site, ()))
-    late = late._replace(processes=[me.process])
-    return build(with_late(groups, [row in same for row in rows], late), sides_of=error.sides)
-
-
-def _is_of(side: TrailVersion, mine: str) -> bool:
-    """Return whether calls, as text, are those of a side, whose digest may be a short one."""
-    return mine.startswith(side.text) if side.text else not mine
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:

@@ -118,6 +118,7 @@ class Difference:
     name: str = ""  # of the point
     sides: tuple[DivergenceSide, ...] = ()
     found_at: CallPlace | None = None  # where a call that sends nothing was compared
+    failed_since: str = ""  # the first call of those that failed in a row before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
