@@ -169,6 +169,30 @@ def test_processes_that_arrived_after_a_difference_are_named():
     assert "Processes 2-3 raised the same error." in plain_text(failure, "shoal run")
 
 
+def test_processes_that_arrived_after_a_difference_are_on_the_sides_that_they_recorded():
+    rows = [DivergenceSide(processes=ProcessSet([n]), said=f"f4[{n}]") for n in (0, 1)]
+    found = Difference(what="shape", call="put", sides=tuple(rows))
+    late = [
+        DivergenceSide(processes=ProcessSet([n]), said=said)
+        for n, said in ((2, "f4[1]"), (3, "f4[7]"))
+    ]
+    known = [found, found, *(dataclasses.replace(found, late=side) for side in late)]
+    known.append(dataclasses.replace(found, what="value"))
+    failure = failure_of(
+        *(
+            ended(n, DivergenceError("b", difference=difference), code=70)
+            for n, difference in enumerate(known)
+        )
+    )
+    (cause,) = failure.causes
+    assert [(side.processes, side.said) for side in cause.difference.sides] == [
+        ((0,), "f4[0]"),
+        ((3,), "f4[7]"),
+        ((1, 2), "f4[1]"),
+    ]
+    assert "Process 4 raised the same error." in plain_text(failure, "shoal run")
+
+
 def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     """An exception of its own, or Ctrl-C, may end the job in the moment of that decision."""
     news = News(2)

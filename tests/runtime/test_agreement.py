@@ -234,6 +234,8 @@ def test_who_comes_late_is_told_and_not_waited_for():
     assert f"process 1: {LINES[900]}" in str(early[0])
     assert str(late.value).splitlines()[1:] == str(early[0]).splitlines()[1:]
     assert late.value.sides == early[0].sides
+    found, side = early[0].difference, late.value.difference.late
+    assert (found.late, side.processes, side.said) == (None, (2,), found.sides[1].said)
 
 
 def test_the_deadline_is_the_callers():

@@ -25,6 +25,7 @@ from shoal.launch.report import (
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
+    Difference,
     JobFailure,
     Memory,
     Others,
@@ -200,13 +201,30 @@ class EndedJob(NamedTuple):
             )
             return self.with_thread(ended, late)
         if first.difference is not None:
-            sides = first.difference.sides
+            difference = _joined(first.difference, [cause.difference for cause in causes])
+            sides = difference.sides
             processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
-            first = dataclasses.replace(first, error=None, frames=(), left_out={})
+            first = dataclasses.replace(
+                first, difference=difference, error=None, frames=(), left_out={}
+            )
         if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
             first = dataclasses.replace(first, error=None, frames=(), left_out={})
         log = first.log if len(processes) == 1 else ""
         return dataclasses.replace(first, processes=processes, log=log)
+
+
+def _joined(first: Difference, all_known: Iterable[Difference | None]) -> Difference:
+    """Return a difference with the processes that arrived after it was found, each on its side."""
+    first = dataclasses.replace(first, late=None)
+    sides = {dataclasses.replace(one, processes=ProcessSet()): one.processes for one in first.sides}
+    for known in all_known:
+        if known is None or known.late is None or dataclasses.replace(known, late=None) != first:
+            continue
+        side = dataclasses.replace(known.late, processes=ProcessSet())
+        sides[side] = ProcessSet([*sides.get(side, ()), *known.late.processes])
+    rows = [dataclasses.replace(side, processes=of) for side, of in sides.items()]
+    rows.sort(key=lambda side: (len(side.processes), side.processes))
+    return dataclasses.replace(first, sides=tuple(rows))
 
 
 def _shown_in(cause: Cause) -> Iterator[int]:

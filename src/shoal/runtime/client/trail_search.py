@@ -22,6 +22,7 @@ from shoal.runtime.failures.comparison import (
     compared,
     headline,
     needs,
+    with_late,
 )
 from shoal.runtime.rules.first_difference import (
     ENDED,
@@ -33,7 +34,7 @@ from shoal.runtime.rules.first_difference import (
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
-from shoal.runtime.rules.trail_marks import TrailVersion
+from shoal.runtime.rules.trail_marks import UNKNOWN, TrailVersion
 from shoal.runtime.system.callsite import line_of
 
 Arrive = Callable[..., Mapping[int, bytes]]
@@ -110,7 +111,11 @@ def _explained(
         finally:
             publish(coordinator, key, point, group, found)
         shown = found or shown
-    return _error(me, point, known, shown)
+    error = _error(me, point, known, shown)
+    if me.process in group or trail.text == UNKNOWN:
+        return error
+    like = next((side.processes[0] for side in sides if _is_of(side, trail.text)), None)
+    return error if like is None else with_late(error, me.process, like)
 
 
 class _Shown(NamedTuple):
@@ -145,6 +150,11 @@ def _error(me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown) ->
         advice=shown.advice,
         found_at=call_at(point),
     )
+
+
+def _is_of(side: TrailVersion, mine: str) -> bool:
+    """Return whether calls, as text, are those of a side, whose digest may be a short one."""
+    return mine.startswith(side.text) if side.text else not mine
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:

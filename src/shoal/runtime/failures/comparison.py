@@ -6,6 +6,7 @@ what is different, and what a call needs to be equal, are here and nowhere else.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -175,6 +176,27 @@ def failed_before(failed_since: str) -> str:
         f"Their calls have failed since {failed_since}. If one made a call more or less, "
         "live_processes() with the same processes= and lane= synchronizes them."
     )
+
+
+def with_late(
+    error: DivergenceError, process: int, like: int, shown: DivergenceError | None = None
+) -> DivergenceError:
+    """Return the error of a process that arrived later, with the facts of its side for the report.
+
+    The message and the sides are those of the others.
+
+    Args:
+      like: a process of that side.
+      shown: the error that shows that side, if it is another.
+    """
+    from shoal.runtime.failures.facts import Difference, ProcessSet
+
+    found = (shown or error).difference
+    if isinstance(found, Difference) and isinstance(error.difference, Difference):
+        side = next(side for side in found.sides if like in side.processes)
+        late = dataclasses.replace(side, processes=ProcessSet([process]))
+        error.difference = dataclasses.replace(error.difference, late=late)
+    return error
 
 
 def headline(kind: Kind, call: str, name: str = "") -> str:

@@ -25,10 +25,12 @@ from shoal.runtime.failures.comparison import (
     failed_before,
     headline,
     needs,
+    with_late,
 )
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
+    MOST_TEXT,
     CallLeft,
     CycleSide,
     FailingSince,
@@ -68,7 +70,10 @@ class ThisProcess(NamedTuple):
 
 class HiddenDifference(DivergenceError):
     """All make the same call at the same place; the difference is in a long specification of which
-    only a digest was sent. `calls` holds what is known of each side."""
+    only a digest was sent. `calls` holds what is known of each side; `late` is this process, if it
+    arrived after they were found, and one of the side that it is on."""
+
+    late: tuple[int, int] | None = None
 
     def __init__(self, whose: str, where: str, calls: Sequence[Said], failed_since: str) -> None:
         self.whose, self.where, self.calls = whose, where, calls
@@ -87,7 +92,9 @@ class HiddenDifference(DivergenceError):
         heading = f"{self.whose}{headline(kind, call, name)}{self.where}"
         advice = needs(call, kind.what)
         rows = [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)]
-        return compared(heading, rows, kind=kind, advice=advice, failed_since=self.failed_since)
+        failed_since = self.failed_since
+        error = compared(heading, rows, kind=kind, advice=advice, failed_since=failed_since)
+        return error if self.late is None else with_late(error, *self.late)
 
 
 def disagreement(
@@ -111,7 +118,9 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
         case ProcessesGone(kind, gone):
             return gone_error(kind, dict(gone), me, what)
         case SidesDiffer(sides, since):
-            return _sides_error(sides, me, point, _failed_since(since))
+            error = _sides_error(sides, me, point, _failed_since(since))
+            is_late = not any(me.process in side.processes for side in sides)
+            return _late_error(error, sides, me, point) if is_late else error
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
         case TrailsApart(found):
@@ -169,6 +178,23 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
         last_words=dict(waiting.words),
         stacks=stacks,
     )
+
+
+def _late_error(
+    error: DivergenceError, sides: Sequence[MeetingSide], me: ThisProcess, point: Point
+) -> DivergenceError:
+    """Return the error of a process that arrived after the sides were found."""
+    mine = MeetingSide(
+        point.name, point.fingerprint[:MOST_TEXT], point.site[:MOST_TEXT], [me.process]
+    )
+    alike = [side for side in sides if side[:2] == mine[:2]]  # at another line, perhaps
+    if not alike:
+        shown = _sides_error([*sides, mine], me, point, "")
+        return with_late(error, me.process, me.process, shown)
+    like = alike[0].processes[0]
+    if isinstance(error, HiddenDifference):
+        error.late = me.process, like
+    return with_late(error, me.process, like)
 
 
 def _failed_since(since: FailingSince | None) -> str:
