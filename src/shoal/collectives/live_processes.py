@@ -63,7 +63,8 @@ def live_processes(
     Raises:
       DeadlineError: on all that arrived, and at once on one that is late: a process is alive and
         did not arrive in time. Call it again.
-      DivergenceError: on all that arrived: others arrived at another point. Call it again.
+      DivergenceError: on all that arrived: others arrived at another point, or calls that send
+        nothing differed before. Call it again.
       ProcessLostError: on all that arrived: the coordinator or JAX's service is lost; on this
         process: the others have continued without it.
       PeerFailedError: on all that arrived: an exception (such as an interrupt) took a process out

@@ -86,10 +86,7 @@ def _end(side: TrailVersion) -> str:
 def _explained(
     coordinator: Coordinator, point: Point, known: TrailsDiffer, limit_s: float
 ) -> DivergenceError:
-    """Return the error that names the first call that differs, or without it if it is not found.
-
-    The trails of all processes that know of the difference then start again, and are equal again.
-    """
+    """Return the error that names the first call that differs, or without it if it is not found."""
     trail = _taken(coordinator, point, known)
     sides = known.versions
     me = ThisProcess(coordinator.process, coordinator.hosts)
@@ -101,10 +98,13 @@ def _explained(
     else:
         representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
         mine = trail if me.process in representatives else None
-        meet = _rounds(coordinator, point, group, limit_s)
+        lane = f"{point.lane}: the trail"
+        if known.lane == point.lane:  # found by heartbeats: perhaps not all come, and it fails
+            lane = f"{lane} {key}"
+        meet = _rounds(coordinator, point, lane, group, limit_s)
         found = None
         try:
-            with coordinator.call("the trail", f"{point.lane}: the trail", group):
+            with coordinator.call("the trail", lane, group):
                 found = _search(meet, mine, sides, representatives)
         except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
             pass
@@ -158,18 +158,20 @@ def _is_of(side: TrailVersion, mine: str) -> bool:
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
-    """Return the trail that differs; its calls are not compared again."""
+    """Return the trail that differs. It starts again, if this is a meeting of its line."""
     if known.lane is not None:
         count = int(known.versions[0].text.partition(":")[0])
-        return coordinator.trails.stop_comparing(point, known.lane, count)
+        return coordinator.trails.mark_reported(point, known.lane, count)
     versions = json.dumps(known.versions).encode()
     base = short_digest(versions).hex()
     return coordinator.trails.start_anew(point, base)
 
 
-def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limit_s: float) -> Meet:
+def _rounds(
+    coordinator: Coordinator, point: Point, lane: str, group: tuple[int, ...], limit_s: float
+) -> Meet:
     deadline = time.monotonic() + limit_s
-    here = Point("the trail", group, f"{point.lane}: the trail", "first difference", point.site)
+    here = Point("the trail", group, lane, "first difference", point.site)
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         left_s = max(0.001, deadline - time.monotonic())

@@ -44,6 +44,7 @@ from shoal.runtime.rules.meeting_answers import (
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Record, Roster, end_waits
+from shoal.runtime.rules.trail_marks import UNKNOWN
 from shoal.runtime.wire.frames import FrameError
 
 To = TypeVar("To", bound=Hashable)
@@ -100,6 +101,8 @@ class Meeting(Roster[To]):
             return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
         gathering, answer, replies = self._next_gathering(now, process, point)
         line = gathering.line
+        if point.survivors and self._has_lost(process):
+            point = point._replace(trail=UNKNOWN)  # a loss may have ended its calls anywhere
         if answer is not None:
             record.note(now, "last at", point)
             return [*replies, Reply(to, ticket, answer)]
