@@ -6,7 +6,7 @@ each call returns or raises by its deadline, on all or on none; no value of one 
 that of another; and afterwards one point that all come to works among those who live.
 
 *Wide* programs have lanes, threads and notices besides, each call has a name of its own, and a
-process may make other calls than the rest. Then it may take some points until all are in step.
+process may make other calls than the rest. Then `live_processes` brings them together.
 """
 
 import random
@@ -78,20 +78,6 @@ class Program(NamedTuple):
     @property
     def has_deaths(self):
         return any(fault.kind in DEADLY for fault in self.faults)
-
-    @property
-    def points(self):
-        """The number of points of which the last is met.
-
-        At the first after a call that is apart it is known who is late. It takes another where
-        groups overlap, and where calls that send nothing lie between, as trails then differ.
-        """
-        return self.points_after((*APART, "values"))
-
-    def points_after(self, kinds):
-        """The number of those points if faults of these kinds leave calls apart."""
-        apart = sum(fault.kind in kinds for fault in self.faults)
-        return 1 + apart * (2 + any(one.kind == "put" for one in self.operations))
 
     def in_lane(self, lane):
         """The operations of a lane, by their place in the program."""
@@ -315,7 +301,7 @@ def agree_at_last(coordinator, program, *, timeout_s=LONG_S):
             # values are known where all meet next.
             barrier.on(coordinator, "at last, again", timeout_s=LONG_S)
         return
-    attempts = len(program.operations) + 4 + 2 * program.points
+    attempts = most_attempts(program)
     for attempt in range(attempts):
         try:
             alive = live_processes.on(coordinator, timeout_s=timeout_s)
@@ -326,19 +312,31 @@ def agree_at_last(coordinator, program, *, timeout_s=LONG_S):
                 raise
 
 
-def come_together(coordinator, program, lane, *, points=None, timeout_s=LONG_S):
-    """Come to one point after the other until all are in step in a lane; return how each ended."""
-    ends = []
-    for number in range(points or program.points):
+def most_attempts(program):
+    """The number of calls of `live_processes` of which the last returns: one for each call that
+    another process may have made more."""
+    return 2 * len(program.operations) + 4
+
+
+def come_together(coordinator, program, lane, *, timeout_s=LONG_S):
+    """Call `live_processes` until it returns, and then two points; return how the first ended."""
+    attempts = most_attempts(program)
+    for attempt in range(attempts):
         try:
-            barrier.on(coordinator, f"at last {number}", lane=lane, timeout_s=timeout_s)
-            ends.append("met")
-        except ShoalError as error:
-            ends.append(repr(error))
+            live_processes.on(coordinator, lane=lane, timeout_s=timeout_s)
+            break
+        except ShoalError:
+            if attempt == attempts - 1:
+                raise
+    try:
+        barrier.on(coordinator, "at last", lane=lane, timeout_s=timeout_s)
+        end = "met"
+    except ShoalError as error:  # calls that send nothing differ, which is known here
+        end = repr(error)
     value = np.arange(5) if coordinator.process == 0 else np.zeros(5, int)
     got = broadcast.on(coordinator, value, 0, name="at last", lane=lane, timeout_s=timeout_s)
     assert (got == np.arange(5)).all()
-    return ends
+    return end
 
 
 def wide_findings(program, endings, lasts):
@@ -359,10 +357,8 @@ def wide_findings(program, endings, lasts):
         ]
     for lane in {lane for _, lane in lasts}:
         ends = [ends for (_, each), ends in lasts.items() if each == lane]
-        for number, row in enumerate(zip(*ends, strict=True)):
-            if any(end == "met" for end in row) and any(end != "met" for end in row):
-                found.append(f"lane {lane!r}, point {number}: {row}")
-        found += [f"lane {lane!r}: {one}" for one in ends if one[-1] != "met"]
+        if "met" in ends and {*ends} != {"met"}:
+            found.append(f"lane {lane!r}: {ends}")
     return found
 
 

@@ -19,7 +19,7 @@ from shoal.collectives.transport import flow
 from shoal.errors import ShoalError
 from shoal.runtime import agreement, preemption
 from shoal.runtime.client import lanes
-from shoal.runtime.rules import gathering
+from shoal.runtime.rules import gathering, trail
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
@@ -211,6 +211,10 @@ def test_the_programs_find_what_was_wrong_before(play, monkeypatch, owner, name,
     assert any(play(seed, deadly=False) for seed in range(200))
 
 
-def test_the_wide_programs_find_who_stays_apart(play, monkeypatch):
-    monkeypatch.setattr(gathering.OpenGatherings, "late_for", lambda self, *arrival: ())
-    assert any(play(seed, of=wide_program_of, deadly=False) for seed in range(200))
+def test_the_wide_programs_find_who_is_not_compared_anew(play, monkeypatch):
+    def goes_on(self, point, base):
+        return self._trails.get((self._group(point.group), point.lane), trail.Trail())
+
+    monkeypatch.setattr(trail.Trails, "start_anew", goes_on)
+    # Seeds before these wait in the search for the first difference, for seconds.
+    assert any(play(seed, of=wide_program_of, deadly=False) for seed in range(36, 60))

@@ -19,6 +19,7 @@ from shoal.runtime.failures.facts import (
     StackFrame,
 )
 from shoal.runtime.failures.last_record import LastRecord, cause_of
+from shoal.runtime.failures.rendering import plain_text
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.progress_file import Reached
 
@@ -154,27 +155,42 @@ def test_the_log_of_another_host_is_named_where_it_is():
     assert failure.hosts == {"b": (0,)}
 
 
-def test_sides_that_only_late_processes_know_are_added():
-    def diverged(process, *sides, what="shape"):
-        rows = tuple(DivergenceSide(processes=ProcessSet(of), said=said) for of, said in sides)
-        error = DivergenceError("b", difference=Difference(what=what, call="put", sides=rows))
-        return ended(process, error, code=70)
-
-    first, other = ([0], "f4[8]"), ([1], "f4[4]")
+def test_processes_that_arrived_after_a_difference_are_named():
+    rows = [DivergenceSide(processes=ProcessSet([n]), said=f"f4[{n}]") for n in (0, 1)]
+    found = Difference(what="shape", call="put", sides=tuple(rows))
     failure = failure_of(
-        diverged(0, first, other),
-        diverged(1, first, other),
-        diverged(2, first, ([1, 2], "f4[4]")),
-        diverged(3, ([3], "a"), what="tree"),
+        *(ended(n, DivergenceError("b", difference=found), code=70) for n in range(4))
     )
     (cause,) = failure.causes
     assert cause.processes == (0, 1, 2, 3)
-    assert [(side.processes, side.said) for side in cause.difference.sides] == [
-        ((0,), "f4[8]"),
-        ((1, 2), "f4[4]"),
-    ]
+    assert cause.difference == found
     assert cause.error is None
     assert failure.headline == "processes gave put different shapes"
+    assert "Processes 2-3 raised the same error." in plain_text(failure, "shoal run")
+
+
+def test_processes_that_arrived_after_a_difference_are_on_the_sides_that_they_recorded():
+    rows = [DivergenceSide(processes=ProcessSet([n]), said=f"f4[{n}]") for n in (0, 1)]
+    found = Difference(what="shape", call="put", sides=tuple(rows))
+    late = [
+        DivergenceSide(processes=ProcessSet([n]), said=said)
+        for n, said in ((2, "f4[1]"), (3, "f4[7]"))
+    ]
+    known = [found, found, *(dataclasses.replace(found, late=side) for side in late)]
+    known.append(dataclasses.replace(found, what="value"))
+    failure = failure_of(
+        *(
+            ended(n, DivergenceError("b", difference=difference), code=70)
+            for n, difference in enumerate(known)
+        )
+    )
+    (cause,) = failure.causes
+    assert [(side.processes, side.said) for side in cause.difference.sides] == [
+        ((0,), "f4[0]"),
+        ((3,), "f4[7]"),
+        ((1, 2), "f4[1]"),
+    ]
+    assert "Process 4 raised the same error." in plain_text(failure, "shoal run")
 
 
 def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():

@@ -15,9 +15,9 @@ from shoal.runtime.wire.frames import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_PAY
 from shoal.runtime.wire.proof import CHALLENGE
 from shoal.runtime.wire.server_sockets import STRANGER_S
 
-TOURS, WIRE = (
+TOURS, WIRE, MEETING = (
     (ROOT / "docs" / "how-it-works" / name).read_text(encoding="utf-8")
-    for name in ("tours.md", "wire.md")
+    for name in ("tours.md", "wire.md", "meeting.md")
 )
 TO, FROM = "Messages to the coordinator", "Messages from the coordinator"
 
@@ -46,8 +46,8 @@ def test_every_stop_of_the_tours_exists():
     assert len(tours.STOP.findall(TOURS)) > 50
 
 
-def test_every_file_and_function_on_the_page_of_the_wire_exists():
-    assert tours.wrong_stops(package_tree(), WIRE, needs_name=False) == []
+def test_every_file_and_function_on_the_other_pages_exists():
+    assert tours.wrong_stops(package_tree(), WIRE + MEETING, needs_name=False) == []
 
 
 def test_the_table_has_the_messages_that_the_code_sends_to_the_coordinator():

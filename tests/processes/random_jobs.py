@@ -51,12 +51,10 @@ def play(seeds):
     for number, seed in enumerate(seeds):
         one = Play(coordinator, program_of(seed), 100 * number)
         one.make_all_calls()
-        # A signal may come before the call has begun: then it is a call less.
-        points = one.program.points_after((*APART, "values", "interrupt"))
         lanes = ["main", "side"] if one.program.in_lane("side") else ["main"]
-        more = {"points": points, "timeout_s": PATIENCE_S}
         ends = [
-            [lane, programs.come_together(coordinator, one.program, lane, **more)] for lane in lanes
+            [lane, programs.come_together(coordinator, one.program, lane, timeout_s=PATIENCE_S)]
+            for lane in lanes
         ]
         clear.on(coordinator, timeout_s=PATIENCE_S)
         played.append({"calls": one.calls, "ends": ends, "stops": one.stops})

@@ -1,6 +1,6 @@
 """Processes that would silently compute wrong numbers are told so, all of them, and where.
 
-Those that make different calls are in step again from the next on that all reach by name.
+Those that make other calls than the rest are in step again once `live_processes` has returned.
 """
 
 from __future__ import annotations
@@ -146,8 +146,11 @@ def odd():
 
 ends = [ended(lambda: odd() if index == 0 else barrier(
     "step 0", processes=[1, 2] if sys.argv[4] == "pair" else None))]
-for number in range(1, 6):
+for number in range(1, 4):
     ends.append(ended(lambda: barrier(f"step {number}")))
+while ended(shoal.live_processes) != "met":
+    pass
+ends += [ended(lambda: barrier(f"at last {number}")) for number in range(3)]
 right = []
 for number in range(3):
     value = np.full(3, number if index == number else -1)
@@ -159,13 +162,38 @@ say(right)
 
 
 @pytest.mark.parametrize("odd", ["thread", "group", "pair", "less"])
-def test_calls_of_other_lanes_and_groups_leave_all_in_step_by_name(job, said, odd):
+def test_after_calls_of_other_lanes_and_groups_live_processes_leaves_all_in_step(job, said, odd):
     ended = job.run(3, APART, odd)
     for one in ended:
         assert one.code == 0, "\n".join(each.err for each in ended)
     lines = [said(one).splitlines() for one in ended]
     ends = [line[0].split() for line in lines]
     assert [line[1] for line in lines] == ["[[0, 0, 0], [1, 1, 1], [2, 2, 2], [0, 1, 2]]"] * 3
-    # the first and the second are spent, and it is known who is late
     assert [names[-3:] for names in ends] == [["met"] * 3] * 3
     assert "DivergenceError" in ends[1]
+
+
+TWICE = """
+import shoal
+initialize()
+errors = []
+for value in (1, None) if index else ("1", 0):  # the second call of process 0 equals the first of 1
+    try:
+        shoal.allgather(value)
+    except DivergenceError as error:
+        errors.append(str(error))
+barrier("other", lane="report")
+say(shoal.allgather(index, name="at last").tolist())
+say("\\n".join(errors))
+"""
+
+
+def test_two_differences_in_a_row_leave_both_in_step(job, said):
+    ended = job.run(2, TWICE)
+    for one in ended:
+        assert one.code == 0, "\n".join(each.err for each in ended)
+        at_last, *errors = said(one).splitlines()
+        assert at_last == "[0, 1]"
+        assert sum("processes gave allgather different" in line for line in errors) == 2
+        since = [line for line in errors if line.startswith("Their calls have failed since call ")]
+        assert len(since) == 1

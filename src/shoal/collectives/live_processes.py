@@ -43,7 +43,9 @@ def live_processes(
 
     All living processes among `processes` synchronize. Processes that are dead, have failed or have
     left are not waited for, even if that happens during the call. All processes that return from
-    the same call return the same result, and it never names a process that did not take part.
+    the same call return the same result, and it never names a process that did not take part. When
+    it returns, the next calls of these processes in this lane meet each other, also if one of them
+    had made a call more or less than the others.
 
     Nothing is reported about processes outside `processes`. Afterwards the loss of the missing ones
     is acknowledged: `step` no longer raises for it, and calls with `processes=` set to the result
@@ -61,7 +63,8 @@ def live_processes(
     Raises:
       DeadlineError: on all that arrived, and at once on one that is late: a process is alive and
         did not arrive in time. Call it again.
-      DivergenceError: on all that arrived: others arrived at another point.
+      DivergenceError: on all that arrived: others arrived at another point, or calls that send
+        nothing differed before. Call it again.
       ProcessLostError: on all that arrived: the coordinator or JAX's service is lost; on this
         process: the others have continued without it.
       PeerFailedError: on all that arrived: an exception (such as an interrupt) took a process out

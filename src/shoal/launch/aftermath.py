@@ -26,7 +26,6 @@ from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
     Difference,
-    DivergenceSide,
     JobFailure,
     Memory,
     Others,
@@ -202,8 +201,8 @@ class EndedJob(NamedTuple):
             )
             return self.with_thread(ended, late)
         if first.difference is not None:
-            sides = _joined(first.difference, [cause.difference for cause in causes])
-            difference = dataclasses.replace(first.difference, sides=sides)
+            difference = _joined(first.difference, [cause.difference for cause in causes])
+            sides = difference.sides
             processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
             first = dataclasses.replace(
                 first, difference=difference, error=None, frames=(), left_out={}
@@ -214,21 +213,18 @@ class EndedJob(NamedTuple):
         return dataclasses.replace(first, processes=processes, log=log)
 
 
-def _joined(
-    first: Difference, all_known: Iterable[Difference | None]
-) -> tuple[DivergenceSide, ...]:
-    """Return the sides of a difference as all processes know them: each that came late knows its
-    own. One that has found another difference adds none."""
-    sides: dict[DivergenceSide, set[int]] = {}
+def _joined(first: Difference, all_known: Iterable[Difference | None]) -> Difference:
+    """Return a difference with the processes that arrived after it was found, each on its side."""
+    first = dataclasses.replace(first, late=None)
+    sides = {dataclasses.replace(one, processes=ProcessSet()): one.processes for one in first.sides}
     for known in all_known:
-        is_same = known and (known.what, known.call, known.path) == (
-            (first.what, first.call, first.path)
-        )
-        for side in known.sides if known and is_same else ():
-            what = dataclasses.replace(side, processes=ProcessSet())
-            sides.setdefault(what, set()).update(side.processes)
-    rows = [dataclasses.replace(side, processes=ProcessSet(of)) for side, of in sides.items()]
-    return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
+        if known is None or known.late is None or dataclasses.replace(known, late=None) != first:
+            continue
+        side = dataclasses.replace(known.late, processes=ProcessSet())
+        sides[side] = ProcessSet([*sides.get(side, ()), *known.late.processes])
+    rows = [dataclasses.replace(side, processes=of) for side, of in sides.items()]
+    rows.sort(key=lambda side: (len(side.processes), side.processes))
+    return dataclasses.replace(first, sides=tuple(rows))
 
 
 def _shown_in(cause: Cause) -> Iterator[int]:

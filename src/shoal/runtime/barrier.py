@@ -35,11 +35,12 @@ def barrier(
     returns, every one of `processes` has arrived. It either returns on all processes or raises on
     all, except on a process that the answer could not reach, because that process or the
     coordinator was lost. The wait never exceeds the earliest deadline of the waiting processes.
-    After an error, the next calls of all processes match each other, whatever their names. This
-    also holds for an exception on this process alone: an invalid argument ends the call on the
-    others, and an interrupted wait leaves this process counted as arrived. If a process made a call
-    in another lane or group than the others, or one call fewer, it gets their DivergenceError
-    immediately at its next call, and they wait until it makes the call of the same name.
+    In a group and lane, the n-th call of each process meets the n-th call of the others, also after
+    an error, and whatever their names. An exception on this process alone counts as its call: an
+    invalid argument ends the call on the others, and an interrupted wait leaves this process
+    counted as arrived. If a process makes a call more or less than the others, or one in another
+    lane or group, the next calls raise on all of them and say since which call, until
+    `live_processes` in this lane and group returns.
 
     Args:
       name: the name of the synchronization point, equal on all processes; part of every message. It
@@ -51,8 +52,8 @@ def barrier(
         so a background thread that synchronizes with other processes needs a lane of its own.
 
     Raises:
-      DivergenceError: on all that arrived: processes are at different calls, or wait for each other
-        in a cycle.
+      DivergenceError: on all that arrived, and immediately on a late arrival: processes are at
+        different calls, or wait for each other in a cycle.
       DeadlineError: on all that arrived, and immediately on a late arrival: names the missing
         processes and the call site of each.
       ProcessLostError: on all that arrived: a process is dead or unreachable.

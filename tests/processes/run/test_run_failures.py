@@ -52,6 +52,34 @@ def test_the_first_failure_is_named_with_its_traceback_and_its_code(launch):
     assert launch.leaves_nobody()
 
 
+def test_processes_that_came_after_a_difference_was_found_are_in_the_comparison(launch):
+    finished = launch.run(
+        *("-n", "5", "--devices", "1", "--log-dir", "logs"),
+        script=WAIT
+        + "import numpy as np, pathlib, shoal\n"
+        + "shoal.initialize()\n"
+        + "found = [pathlib.Path(f'found-{n}') for n in range(5)]\n"
+        + "while me > 1 and not found[0].exists(): pass\n"
+        + "try: shoal.allgather(np.zeros((3, 4, 4, 3, 5)[me]))\n"
+        + "except shoal.DivergenceError:\n"
+        + "    found[me].touch()\n"
+        + "    while not all(path.exists() for path in found): time.sleep(0.01)\n"
+        + "    raise\n",
+    )
+    assert finished.code == 70
+    rows = [line.split() for line in finished.err.splitlines()[2:5]]
+    assert rows == [
+        ["process", "4", "float64[5]"],
+        ["processes", "0,", "3", "float64[3]"],
+        ["processes", "1-2", "float64[4]"],
+    ]
+    failure = json.loads((launch.folder / "logs" / "failure.json").read_text())
+    (cause,) = failure["causes"]
+    sides = cause["difference"]["sides"]
+    assert [side["processes"] for side in sides] == [[[4, 4]], [[0, 0], [3, 3]], [[1, 2]]]
+    assert launch.leaves_nobody()
+
+
 def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.3"}
     finished = launch.run(

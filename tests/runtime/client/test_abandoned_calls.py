@@ -1,18 +1,10 @@
-"""A call that one process leaves by an exception fails for all, and the next call is one again.
-
-So is the next that all reach by name where processes have made different calls.
-"""
-
-import itertools
+"""A call that one process leaves by an exception fails for all, and the next call is one again."""
 
 import pytest
 
-from shoal.runtime.rules import gathering
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
-
-ORDERS = [*itertools.permutations(range(3))]
 
 
 class Table:
@@ -72,22 +64,6 @@ class Table:
     def all_meet(self, processes, name, **more):
         keys = [self.arrive(p, name, **more) for p in processes]
         assert set(self.kinds(*keys)) == {"ok"}, (name, self.kinds(*keys))
-
-    def pass_s(self, seconds):
-        self.now += seconds
-        self.take(self.meeting.tick(self.now))
-
-    def play(self, order, programs, **more):
-        """Let each process make its calls, in rounds; return how each of them ended."""
-        keys = {p: [] for p in order}
-        for _ in range(sum(map(len, programs.values()))):
-            for p in order:
-                ended = not keys[p] or keys[p][-1] in self.answers
-                if ended and len(keys[p]) < len(programs[p]):
-                    call = programs[p][len(keys[p])]
-                    name, *rest = [call] if isinstance(call, str) else call
-                    keys[p].append(self.arrive(p, name, *rest, **more))
-        return {p: self.kinds(*keys[p]) for p in sorted(order)}
 
     def is_empty(self):
         return not self.meeting._lines
@@ -283,127 +259,6 @@ def test_who_is_late_to_groups_that_differ_hears_it_once():
     table.all_meet((3, 0, 1, 2), "b")
     table.all_meet((3, 0, 1), "c", group=(0, 1, 3))
     assert table.is_empty()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("odd", [(0,), (1,), (2,), (1, 2)], ids=str)
-@pytest.mark.parametrize("again", ["", "c", "bc", "abcabc"])
-@pytest.mark.parametrize("less", ["a", "ab"])
-def test_who_makes_a_call_less_is_in_step_at_the_next_that_all_reach(order, odd, again, less):
-    """Also where names come again: each is then that of the next call of all."""
-    names = f"abcde{again}"
-    programs = {p: names.removeprefix(less) if p in odd else names for p in range(3)}
-    table = Table(3)
-    ends = table.play(order, programs)
-    spent = 2 * len(less)  # calls that the others have made when those they lack are known
-    for p in range(3):
-        failed = spent if p not in odd else spent - len(less)
-        assert ends[p] == ["diverged"] * failed + ["ok"] * (len(programs[p]) - failed)
-    assert table.is_empty()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("late_s", [(1.0, 9.0), (9.0, 1.0)], ids=str)
-def test_a_call_in_another_lane_leaves_both_in_step(order, late_s):
-    table = Table(3)
-    side = table.arrive(0, "a", lane="side", timeout_s=late_s[0])
-    ends = table.play(order, {0: "bcd", 1: "abcd", 2: "abcd"}, timeout_s=late_s[1])
-    assert [ends[p][-2:] for p in range(3)] == [["ok"] * 2] * 3
-    table.pass_s(10.0)
-    assert table.kinds(side) == ["deadline"]
-    keys = [table.arrive(p, "x", lane="side") for p in (1, 2)]
-    assert table.kinds(*keys) == ["deadline"] * 2  # at once: they are late, whatever the name
-    assert table.kinds(side := table.arrive(0, "x", lane="side")) == ["waits"]
-    table.arrive(order[0] or order[1], "y", lane="side")
-    assert table.kinds(side) == ["diverged"]
-    keys = [table.arrive(p, "y", lane="side") for p in {0, 1, 2} - {order[0] or order[1]}]
-    assert table.kinds(*keys) == ["ok"] * 2
-    assert table.is_empty()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_call_of_a_group_that_another_process_makes_of_all_leaves_all_in_step(order):
-    """Process 0 means itself and 1, which meets 2; it waits until they come to a point of all."""
-    table = Table(3)
-    programs = {0: [("a", (0, 1)), *"bcd"], 1: [("a", (1, 2)), *"bcd"], 2: [("a", (1, 2)), *"bcd"]}
-    ends = table.play(order, programs)
-    assert ends[0] == ["diverged"] * 2 + ["ok"] * 2
-    assert ends[1] == ends[2] == ["ok", "diverged", "ok", "ok"]
-    assert table.is_empty()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_a_process_did_not_come_to_before_all_met_is_owed_by_name_alone(order):
-    table = Table(3)
-    table.arrive(0, "a", (0, 1), timeout_s=1.0)
-    table.pass_s(1.0)
-    table.all_meet(order, "b")
-    table.all_meet((0, 1), "pair", group=(0, 1))
-    assert table.is_empty()
-    table.arrive(0, "a", (0, 1), timeout_s=1.0)
-    table.pass_s(1.0)
-    table.all_meet(order, "b")
-    assert table.kinds(table.arrive(1, "a", (0, 1))) == ["deadline"]  # in another order: at once
-    table.all_meet((0, 1), "pair", group=(0, 1))
-    assert table.is_empty()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_call_under_a_wrong_name_takes_the_place_of_the_right_one(order):
-    """Names that look as if a process were late are not believed, if it comes elsewhere next."""
-    table = Table(3)
-    ends = table.play(order, {0: ["x", *"ade"], 1: ["a", "z", *"de"], 2: ["a", *"ade"]})
-    assert set(map(tuple, ends.values())) == {("diverged",) * 2 + ("ok",) * 2}
-    assert table.is_empty()
-
-
-def test_who_waits_for_a_late_process_gets_the_error_once_that_is_elsewhere():
-    table = Table(2)
-    table.play((0, 1), {0: "b", 1: "a"})
-    waits = table.arrive(0, "c")
-    assert table.kinds(waits, table.arrive(1, "b")) == ["waits", "diverged"]
-    late = table.arrive(1, "d")
-    assert table.kinds(waits, late) == ["diverged", "waits"]
-    assert [side["processes"] if isinstance(side, dict) else side[-1]
-            for side in table.answers[waits].facts["sides"]] == [[0], [1]]  # fmt: skip
-    table.all_meet((0,), "d")
-    assert table.kinds(late) == ["ok"]
-    assert table.is_empty()
-
-
-@pytest.mark.parametrize("how", ["deadline", "lost", "left", "interrupted", "elsewhere"])
-def test_who_waits_for_a_late_process_never_waits_longer_than_for_others(how):
-    table = Table(2)
-    table.play((0, 1), {0: "b", 1: "a"})
-    waits = table.arrive(0, "c", timeout_s=5.0)
-    late = table.arrive(1, "b")
-    assert table.kinds(waits, late) == ["waits", "diverged"]
-    if how == "deadline":
-        table.pass_s(5.0)
-        assert table.kinds(table.arrive(1, "c")) == ["deadline"]  # late once more: at once
-    elif how == "interrupted":
-        table.abandon(1, "barrier", arrivals=0)
-    elif how == "elsewhere":
-        table.arrive(1, "x", survivors=True)
-    else:
-        table.take(table.meeting.depart(table.now, 1, how, "gone"))
-    expected = {
-        "lost": "lost",
-        "left": "failed",
-        "interrupted": "abandoned",
-        "elsewhere": "diverged",
-    }
-    assert table.kinds(waits) == [expected.get(how, how)]
-
-
-def test_what_failed_is_not_kept_for_ever():
-    table = Table(2)
-    for number in range(300):
-        table.arrive(0, f"a{number}", lane=f"{number % 30}", timeout_s=1.0)
-        table.pass_s(1.0)
-    failed = table.meeting._lines.failed
-    assert 0 < len(failed) <= gathering._MOST_LINES
-    assert all(len(calls._calls) <= gathering._MOST_CALLS for calls in failed.values())
 
 
 def test_who_leaves_because_of_a_loss_has_only_heard_of_it_first():

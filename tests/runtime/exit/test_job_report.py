@@ -8,7 +8,6 @@ from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.exit.causes import UNHEARD
 from shoal.runtime.exit.job_report import EndOfThis, failure_known, makes_report, stopped_line
-from shoal.runtime.failures.comparison import Kind, Said, compared
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.failure_words import failure_of
 
@@ -127,21 +126,6 @@ def test_a_process_that_was_declared_lost_says_so_and_reports_nothing():
     end = EndOfThis(raised(ProcessLostError("x", lost={0: reason})), 71, {0: reason})
     assert stopped_line(coordinator(), end).endswith(": it was declared lost: silent for 10 s")
     assert not makes_report(coordinator(), end, [])
-
-
-def test_a_late_process_is_in_the_comparison():
-    def found(*of):
-        rows = [Said(who, said, "broadcast", "", "train.py:3 (main)") for said, who in of]
-        return raised(compared("h", rows, kind=Kind("shape")))
-
-    mine = found(("f[8]", (0,)), ("f[4]", (1,)))
-    late = [failed(2, found(("f[8]", (0,)), ("f[4]", (1, 2)))), failed(3, OSError("other"))]
-    failure = failure_known(coordinator(), EndOfThis(mine, 70, None), [member(1), *late])
-    (cause,) = failure.causes
-    assert [(side.processes, side.said) for side in cause.difference.sides] == [
-        ((0,), "f[8]"), ((1, 2), "f[4]"),
-    ]  # fmt: skip
-    assert cause.processes == (0, 1, 2)
 
 
 def test_secrets_are_hidden_in_the_one_line():

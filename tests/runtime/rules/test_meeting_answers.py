@@ -9,6 +9,7 @@ import pytest
 from shoal.runtime.rules.meeting_answers import (
     CallLeft,
     CycleSide,
+    FailingSince,
     MeetingSide,
     ProcessesGone,
     ServicesLost,
@@ -33,6 +34,15 @@ TRAVELS = [
     (
         SidesDiffer([MeetingSide("a", "f", "t.py:1", [0]), MeetingSide("b", "", "", [1, 2])]),
         '{"sides": [["a", "f", "t.py:1", [0]], ["b", "", "", [1, 2]]]}',
+    ),
+    (
+        SidesDiffer([MeetingSide("a", "f", "", [0])], FailingSince(3, "barrier 'a' (t.py:7)")),
+        '{"sides": [["a", "f", "", [0]]], "since": [3, "barrier \'a\' (t.py:7)"]}',
+    ),
+    (
+        TooLate(StillMissing([1], []), 0, 5.0, stacks=[], since=FailingSince(1, "barrier 'a'")),
+        '{"missing": [1], "words": [], "by": 0, "timeout_s": 5.0, "at": "", "stacks": [], '
+        '"since": [1, "barrier \'a\'"]}',
     ),
     (
         TrailsApart(TrailVersions(VERSIONS)),

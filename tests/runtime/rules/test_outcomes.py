@@ -6,9 +6,9 @@ from itertools import starmap
 import pytest
 
 from shoal.errors import DeadlineError
-from shoal.runtime.rules.gathering import sides_of
 from shoal.runtime.rules.meeting_answers import (
     CycleSide,
+    FailingSince,
     MeetingSide,
     ProcessesGone,
     SidesDiffer,
@@ -78,27 +78,33 @@ def test_who_comes_too_late_is_told_both_points():
         "process 3 of 100 (host3): processes made different calls",
         "  process 1: 'save' at a.py:1 (f)",
         "  process 2: 'load' at a.py:2 (f)",
-        "  process 3: 'epoch' at train.py:31 (main)",
         SAME_CALLS,
-    ]
+    ], "as it reads on the others"
     assert error.difference.what == "call"
-    assert [side.processes for side in error.difference.sides] == [(1,), (2,), (3,)]
+    assert [side.processes for side in error.difference.sides] == [(1,), (2,)]
 
 
-def test_who_comes_later_is_shown_with_those_that_said_the_same():
-    versions = [(f"x\n\n\n{end}", who) for end, who in (("int 1", [1]), ("int 2", [2]))]
-    sides = [MeetingSide("x", fingerprint, "a.py:1 (f)", who) for fingerprint, who in versions]
-    for process, shown in (
-        (0, ["process 2", "processes 0-1"]),
-        (5, ["process 1", "processes 2, 5"]),
-    ):
-        point = Point("x", fingerprint=versions[process == 5][0], site="a.py:1 (f)")
-        error = error_of(SidesDiffer(sides), ThisProcess(process, ME.hosts), point, 0.0)
-        first, *told = str(error).splitlines()
-        assert first.endswith(": processes gave x different values")
-        assert [line.strip().partition(":")[0] for line in told[1:-1]] == shown
-        assert error.sides == {"int 1": (1,), "int 2": (2,)}, "equal on all"
-        assert error.difference.sides[1].processes == ((0, 1), (2, 5))[process == 5]
+def test_calls_that_failed_before_are_named():
+    since = FailingSince(3, "barrier 'a' (train.py:7)")
+    told = (
+        "Their calls have failed since call 3, barrier 'a' (train.py:7). If one made a call more "
+        "or less, live_processes() with the same processes= and lane= synchronizes them."
+    )
+    sides = [MeetingSide(name, "barrier", "a.py:1 (f)", [n]) for n, name in enumerate("bc")]
+    for failed, line in ((since, [told]), (None, [])):
+        error = error_of(SidesDiffer(sides, failed), ME, POINT, 0.0)
+        lines = str(error).splitlines()
+        assert error.difference.failed_since == (
+            "call 3, barrier 'a' (train.py:7)" if failed else ""
+        )
+        assert lines[4:] == [*line, "A barrier needs the same name on every process."]
+    late = TooLate(StillMissing([5], [(5, "joined, 9.0 s ago")]), 3, 10.0, since=since)
+    assert str(error_of(late, ME, POINT, 10.0)).splitlines()[2:] == [f"  {told}", HINT]
+    spec = "\n".join(f"leaf {n}" for n in range(90))
+    long = [MeetingSide("x", f"x\n\n90 lines, {n}\n{spec}", "a.py:1 (f)", [n]) for n in (0, 1)]
+    hidden = error_of(SidesDiffer(long, since), ME, POINT, 0.0)
+    assert told in str(hidden).splitlines()
+    assert told in str(hidden.explained({0: "int 1", 1: "int 2"})).splitlines()
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
@@ -215,11 +221,10 @@ def test_one_call_that_was_given_different_groups_is_told_as_such():
     ]
     assert (error.difference.what, error.difference.name) == ("group", "pair")
     late = Point("pair", fingerprint="barrier", site="a.py:1 (f)")
-    later = cycle("processes=[0, 1]", "all 3 processes", process=2, point=late)
-    assert "  processes 1-2: barrier 'pair' at a.py:1 (f): all 3 processes" in str(later)
-    assert later.sides == error.sides
-    other = cycle("processes=[0, 1]", "all 3 processes", process=2, point=POINT)
-    assert str(other).splitlines()[1:] == str(error).splitlines()[1:]
+    for point in (late, POINT):
+        later = cycle("processes=[0, 1]", "all 3 processes", process=2, point=point)
+        assert str(later).splitlines()[1:] == str(error).splitlines()[1:]
+        assert later.sides == error.sides
 
 
 def test_different_calls_that_wait_for_each_other_are_named():
@@ -240,7 +245,7 @@ def test_a_barrier_of_other_names_at_one_place_is_told_by_its_names():
         "process 2 of 100 (host2): processes gave a barrier different names",
         "  barrier at a.py:1 (f)",
         "    process 0: 'epoch 0'",
-        "    processes 1-2: 'epoch 1'",
+        "    process 1: 'epoch 1'",
         "A barrier needs the same name on every process.",
     ]
 
@@ -251,12 +256,3 @@ def test_the_waiting_line_is_one_line():
         "process 3 of 100 (host3): 'epoch' (train.py:31) has waited 10 s for processes 4-5"
         " [process 4 (host4): joined, 9.0 s ago; process 5 (host5): step 7, 1.0 s ago]"
     )
-
-
-@pytest.mark.parametrize("name", ["epoch", "n" * 1500])
-def test_a_late_process_joins_those_that_are_where_it_is(name):
-    others = {0: Point(name, fingerprint="barrier"), 1: Point("other", fingerprint="barrier")}
-    late = ThisProcess(2, ME.hosts)
-    message = str(error_of(sides_of(others), late, others[0], 0.0))
-    assert "processes 0, 2" in message
-    assert "process 1" in message

@@ -1,19 +1,22 @@
 """The trail: calls that send nothing are compared where their processes meet anyway."""
 
 import logging
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.coordinator_contract import PATIENCE_S, KillableJob, meet, run_together
-from shoal.errors import DeadlineError, DivergenceError, UsageError
+from shoal.errors import DeadlineError, DivergenceError, ProcessLostError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier
+from shoal.runtime.client import trail_search
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.failures.facts import CallPlace
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
+from shoal.runtime.step import step
 
 SPEC = ("check_values=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
 
@@ -202,8 +205,7 @@ def test_the_rest_is_told_late_and_is_in_step(make_job):
     sides = [f"{SPEC[1]}: values {p}" for p in (0, 1)]
     assert errors[0].sides == errors[1].sides == {sides[0]: (0,), sides[1]: (1,)}
     assert errors[2].sides == errors[0].sides
-    assert f"  process 1: put at train.py:12 (main): {sides[1]}\n" in str(errors[2])
-    assert "\n  process 2: 1 call, digest " in str(errors[2])
+    assert str(errors[2]).splitlines()[1:] == str(errors[0]).splitlines()[1:]
     for coordinator in job.coordinators:
         put(coordinator)
     assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
@@ -262,6 +264,9 @@ def test_survivors_start_again(make_job):
         put(first, lane=lane, group=(0, 2))
     put(first)
     job.kill(1)
+    for survivor in (first, third):
+        with pytest.raises(ProcessLostError):
+            meet(survivor)
     pair = {"group": (0, 2)}
     for name, more in (
         ("who", {"survivors": True}),
@@ -273,6 +278,56 @@ def test_survivors_start_again(make_job):
     put(third, group=(0, 2))
     errors = run_together(lambda: meet(first, **pair), lambda: meet(third, **pair))
     assert [type(error) for error in errors] == [DivergenceError] * 2
+
+
+def diverged(answers):
+    return [type(answer) for answer in answers] == [DivergenceError] * len(answers)
+
+
+def test_a_difference_that_one_process_has_from_a_step_is_raised_on_all_where_they_meet(
+    monkeypatch,
+):
+    monkeypatch.setattr(trail_search, "_SEARCH_S", 0.2)  # the others take no step, and do not come
+    job = local_job(3)
+    for _ in range(2):
+        for coordinator in job.coordinators:
+            put(coordinator, f"{coordinator.process}\n77aa")
+        job.members()  # heartbeats
+        with pytest.raises(DivergenceError), step.on(job.coordinators[0], 7):
+            pass
+        assert diverged(meet_all(job))
+        assert meet_all(job) == [3] * 3
+
+
+def test_survivors_of_no_loss_are_compared_and_in_step_at_the_second_turn(make_job):
+    job = make_job(3)
+    live = partial(meet, name="who", survivors=True, timeout_s=PATIENCE_S)
+    for _ in range(2):
+        for coordinator in job.coordinators:
+            put(coordinator, f"{coordinator.process}\n77aa")
+        assert diverged(job.on_all(live))
+        assert [len(met) for met in job.on_all(live)] == [3] * 3
+    for coordinator in job.coordinators:
+        put(coordinator)
+    assert [len(met) for met in job.on_all(live)] == [3] * 3
+    put(job.coordinators[2])
+    assert diverged(job.on_all(meet))
+
+
+def test_survivors_that_meet_again_and_again_after_a_loss_are_compared():
+    job = local_job(3)
+    first, second, _ = job.coordinators
+    put(first)
+    job.lose(2)
+    live = partial(meet, name="who", survivors=True, timeout_s=PATIENCE_S)
+    both = [partial(live, first), partial(live, second)]
+    assert [len(met) for met in run_together(*both)] == [2] * 2  # not compared: the loss
+    put(first, group=(0, 1))
+    put(second, group=(0, 1))
+    assert [len(met) for met in run_together(*both)] == [2] * 2
+    put(second)
+    assert diverged(run_together(*both))
+    assert [len(met) for met in run_together(*both)] == [2] * 2
 
 
 def test_what_cannot_be_found_out_does_not_hide_that_they_differ():

@@ -119,7 +119,13 @@ def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(ma
         feed(coordinator, 10, own_from=0, lane=lane)
         feed(coordinator, 10, lane="other")
     assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]
+    errors = job.on_all(lambda c: meet(c, "go", lane=lane))
+    assert [type(error) for error in errors] == [DivergenceError] * 2
     assert job.on_all(lambda c: len(meet(c, "go", lane=lane))) == [2, 2]
+    for coordinator in job.coordinators:
+        feed(coordinator, 5, own_from=3, lane=lane)
+    errors = job.on_all(lambda c: meet(c, "go"))
+    assert [type(error) for error in errors] == [DivergenceError] * 2
     feed(job.coordinators[0], 1, own_from=0, lane="new")
     feed(job.coordinators[1], 1, own_from=0, lane="new")
     assert [type(e) for e in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2
@@ -215,6 +221,7 @@ class TestSignsOfLife:
             assert error.sides == {f"x: f4[8]: values own {p}": (p,) for p in range(2)}
         assert self.told_by_steps(job) == ["went on"] * 2
         meets = [lambda c=c: len(meet(c)) for c in job.coordinators]
+        assert [type(error) for error in run_together(*meets)] == [DivergenceError] * 2
         assert run_together(*meets) == [2, 2]
 
     def test_what_a_meeting_has_told_is_not_told_again(self):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
@@ -87,10 +87,7 @@ def _end(side: TrailVersion) -> str:
 def _explained(
     coordinator: Coordinator, point: Point, known: TrailsDiffer, limit_s: float
 ) -> DivergenceError:
-    """Return the error that names the first call that differs, or without it if it is not found.
-
-    The trails of all processes that know of the difference then start again, and are equal again.
-    """
+    """Return the error that names the first call that differs, or without it if it is not found."""
     trail = _taken(coordinator, point, known)
     sides = known.versions
     me = ThisProcess(coordinator.process, coordinator.hosts)
@@ -102,17 +99,24 @@ def _explained(
     else:
         representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
         mine = trail if me.process in representatives else None
-        meet = _rounds(coordinator, point, group, limit_s)
+        lane = f"{point.lane}: the trail"
+        if known.lane == point.lane:  # found by heartbeats: perhaps not all come, and it fails
+            lane = f"{lane} {key}"
+        meet = _rounds(coordinator, point, lane, group, limit_s)
         found = None
         try:
-            with coordinator.call("the trail", f"{point.lane}: the trail", group):
+            with coordinator.call("the trail", lane, group):
                 found = _search(meet, mine, sides, representatives)
         except ShoalError:  # that they differ is known anyway
             pass
         finally:
             publish(coordinator, key, point, group, found)
         shown = found or shown
-    return _error(me, point, known, shown, trail.text)
+    error = _error(me, point, known, shown)
+    if me.process in group or trail.text == UNKNOWN:
+        return error
+    like = next((side.processes[0] for side in sides if _is_of(side, trail.text)), None)
+    return error if like is None else with_late(error, me.process, like)
 
 
 class _Shown(NamedTuple):
@@ -132,35 +136,21 @@ def _shown_of(facts: Any) -> _Shown | None:
         return None
 
 
-def _error(
-    me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown, mine: str
-) -> DivergenceError:
-    """Return the error; `mine` is the text of this process's calls, which may be on no side."""
+def _error(me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown) -> DivergenceError:
+    """Return the error: the first call that differs."""
     name = known.lane or point.lane
     lane = "" if name == "main" else f" (lane {name!r})"
     rows: dict[Said, list[int]] = {}
     for row, side in zip(shown.rows, known.versions, strict=False):
         rows.setdefault(row, []).extend(side.processes)
     call = next((row.call for row in shown.rows if row.call), "")
-    build = partial(
-        compared,
+    return compared(
         f"{me}: {headline(shown.kind, call)}{lane}",
+        [row._replace(processes=sorted(who)) for row, who in rows.items()],
         kind=shown.kind,
         advice=shown.advice,
         found_at=call_at(point),
     )
-    groups = [row._replace(processes=sorted(who)) for row, who in rows.items()]
-    error = build(groups)
-    if mine == UNKNOWN or any(me.process in group.processes for group in groups):
-        return error
-    same = {
-        row for row, side in zip(shown.rows, known.versions, strict=False) if _is_of(side, mine)
-    }
-    if known.lane is not None and not same:  # beside the main line it need not have come as far
-        return error
-    late = _unexplained(TrailVersion(mine, point.name, point.site, ()))
-    late = late._replace(processes=[me.process])
-    return build(with_late(groups, [row in same for row in rows], late), sides_of=error.sides)
 
 
 def _is_of(side: TrailVersion, mine: str) -> bool:
@@ -169,18 +159,20 @@ def _is_of(side: TrailVersion, mine: str) -> bool:
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
-    """Return the trail that differs; its calls are not compared again."""
+    """Return the trail that differs. It starts again, if this is a meeting of its line."""
     if known.lane is not None:
         count = int(known.versions[0].text.partition(":")[0])
-        return coordinator.trails.stop_comparing(point, known.lane, count)
+        return coordinator.trails.mark_reported(point, known.lane, count)
     versions = json.dumps(known.versions).encode()
     base = short_digest(versions).hex()
     return coordinator.trails.start_anew(point, base)
 
 
-def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limit_s: float) -> Meet:
+def _rounds(
+    coordinator: Coordinator, point: Point, lane: str, group: tuple[int, ...], limit_s: float
+) -> Meet:
     deadline = time.monotonic() + limit_s
-    here = Point("the trail", group, f"{point.lane}: the trail", "first difference", point.site)
+    here = Point("the trail", group, lane, "first difference", point.site)
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         left_s = max(0.001, deadline - time.monotonic())

@@ -37,7 +37,6 @@ from shoal.runtime.exit.causes import UNHEARD, has_followed, lost_services, peer
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
-    Difference,
     JobFailure,
     Others,
     ProcessSet,
@@ -86,7 +85,7 @@ _SEEN_AT = re.compile(r"; (?:step \d+, )?(?:waited|last) at (.+?\(.+?:\d+\))(?= 
 # Of a message: what could not go on, and where.
 _CANNOT = re.compile(r"\): (.+? \(.+?:\d+\)) cannot (?:complete|continue)")
 _LOST_STEP = re.compile(r"; step (\d+), ")
-_ROW = re.compile(r" +process(?:es)? (\d{1,7}(?:-\d{1,7})?(?:, \d{1,7}(?:-\d{1,7})?)*): (.*)")
+
 _TRIED = "; tried for "  # of a message: nothing answered at the address of the job
 _DID_NOT_JOIN = " did not join within "  # of the same: the meeting place's answer to those that did
 _DOCTOR = "To check the address from this host: shoal doctor"
@@ -365,8 +364,6 @@ def failure_known(
     known = [] if _is_unheard(members) else members
     by_process = {member.process: member for member in known}
     own, me = _own_cause(coordinator, end), coordinator.process
-    if own.difference is not None:
-        own = _with_late(own, own.difference, str(end.error), known)
     causes = [own]
     if end.peers is not None:
         state = "lost" if isinstance(end.error, ProcessLostError) else ""
@@ -439,38 +436,6 @@ def _own_cause(coordinator: Coordinator, end: EndOfThis) -> Cause:
         processes = ProcessSet([me, *(p for side in sides for p in side.processes)])
         return dataclasses.replace(cause, processes=processes, error=None, frames=(), left_out={})
     return cause
-
-
-def _with_late(
-    own: Cause, difference: Difference, message: str, members: Iterable[Member]
-) -> Cause:
-    """Add the processes that arrived after the comparison: each has reported it with itself."""
-    mine = {text: of for of, text in _rows(message)}
-    sides = {side.processes: {*side.processes} for side in difference.sides}
-    for member in members:
-        if member.state != "failed" or member.process in own.processes:
-            continue
-        for of, text in _rows(member.last_words):
-            if member.process in of and text in mine:
-                for side in sides.values():
-                    if side & mine[text]:
-                        side.add(member.process)
-    joined = tuple(
-        dataclasses.replace(side, processes=ProcessSet(sides[side.processes]))
-        for side in difference.sides
-    )
-    processes = ProcessSet([*own.processes, *(p for side in joined for p in side.processes)])
-    difference = dataclasses.replace(difference, sides=joined)
-    return dataclasses.replace(own, processes=processes, difference=difference)
-
-
-def _rows(message: str) -> Iterator[tuple[set[int], str]]:
-    """Yield the groups of the message of a DivergenceError: processes, and what they gave."""
-    for line in message.splitlines():
-        if found := _ROW.fullmatch(line):
-            ends = (part.split("-") for part in found[1].split(", "))
-            ranges = ((int(end[0]), int(end[-1])) for end in ends)
-            yield {*ProcessSet.of_ranges(ranges)}, found[2]
 
 
 def _of_wait(coordinator: Coordinator, cause: Cause, wait: Wait) -> Cause:

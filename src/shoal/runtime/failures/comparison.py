@@ -6,8 +6,9 @@ what is different, and what a call needs to be equal, are here and nowhere else.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError, with_article
@@ -128,7 +129,7 @@ def compared(
     advice: str = "",
     intro: str = "",
     found_at: Said | None = None,
-    sides_of: Mapping[str, tuple[int, ...]] | None = None,
+    failed_since: str = "",
 ) -> DivergenceError:
     """Return the error that shows each group of processes, the smallest first.
 
@@ -139,8 +140,7 @@ def compared(
       advice: what to do; the last line.
       intro: a line before the groups.
       found_at: the call at which earlier calls were compared.
-      sides_of: the attribute `sides`, if it is not that of these groups: it is equal on all
-        processes, also on one that arrives later and is in the groups of its own message alone.
+      failed_since: the first call of those that failed in a row before: "call 3, barrier 'a'".
     """
     rows = sorted(sides, key=lambda side: (len(side.processes), [*side.processes]))
     is_one_call = len({side[2:5] for side in rows}) == 1 and all(side.said for side in rows)
@@ -162,23 +162,41 @@ def compared(
         silent = f"{calls.pop()} sends" if len(calls) == 1 else "These calls send"
         at = found_at.where.replace(f" at {found_at.site}", f" ({line_of(found_at.site)})")
         lines.append(f"  {silent} nothing; the difference was found at {at}.")
-    lines += [advice] if advice else []
+    lines += filter(None, [failed_before(failed_since), advice])
     held: dict[str, tuple[int, ...]] = {}
     for row, text in zip(rows, shown, strict=True):
         held[text] = tuple(sorted({*held.get(text, ()), *row.processes}))
-    difference = _difference(rows, kind, found_at)
-    return DivergenceError("\n".join(lines), sides=sides_of or held, difference=difference)
+    difference = _difference(rows, kind, found_at, failed_since)
+    return DivergenceError("\n".join(lines), sides=held, difference=difference)
 
 
-def with_late(rows: Sequence[Said], alike: Sequence[bool], late: Said) -> list[Said]:
-    """Return the groups with a process that arrived after they were found: in each that is `alike`,
-    or else in one of its own."""
-    if not any(alike):
-        return [*rows, late]
-    return [
-        row._replace(processes=sorted([*row.processes, *late.processes])) if is_alike else row
-        for row, is_alike in zip(rows, alike, strict=True)
-    ]
+def failed_before(failed_since: str) -> str:
+    """Say since which call those of a group have failed; empty: none before this one has."""
+    return failed_since and (
+        f"Their calls have failed since {failed_since}. If one made a call more or less, "
+        "live_processes() with the same processes= and lane= synchronizes them."
+    )
+
+
+def with_late(
+    error: DivergenceError, process: int, like: int, shown: DivergenceError | None = None
+) -> DivergenceError:
+    """Return the error of a process that arrived later, with the facts of its side for the report.
+
+    The message and the sides are those of the others.
+
+    Args:
+      like: a process of that side.
+      shown: the error that shows that side, if it is another.
+    """
+    from shoal.runtime.failures.facts import Difference, ProcessSet
+
+    found = (shown or error).difference
+    if isinstance(found, Difference) and isinstance(error.difference, Difference):
+        side = next(side for side in found.sides if like in side.processes)
+        late = dataclasses.replace(side, processes=ProcessSet([process]))
+        error.difference = dataclasses.replace(error.difference, late=late)
+    return error
 
 
 def headline(kind: Kind, call: str, name: str = "") -> str:
@@ -302,7 +320,9 @@ def _after(source: str) -> str:
     return f"   {line}"
 
 
-def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Difference:
+def _difference(
+    rows: Sequence[Said], kind: Kind, found_at: Said | None, failed_since: str
+) -> Difference:
     """Return the facts for a report."""
     from shoal.runtime.failures.facts import Difference
 
@@ -315,6 +335,7 @@ def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Diff
         name=names.pop() if len(names) == 1 else "",
         sides=tuple(_side(row, kind) for row in rows),
         found_at=None if found_at is None else _place(found_at),
+        failed_since=failed_since,
     )
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.runtime.failures.comparison import failed_before
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -91,7 +92,7 @@ def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
     if cause.wait is not None:
         lines += _waits(cause, page)
     if cause.difference is not None:
-        lines += _difference(cause.difference, failure, page)
+        lines += _difference(cause.difference, cause.processes, failure, page)
     if cause.checkpoint is not None and cause.kind == "checkpoint":
         lines += _checkpoint(cause, cause.checkpoint, failure, page)
     for sentence in _sentences(cause, failure)[: page.limits.groups * 3 // 2]:
@@ -182,7 +183,9 @@ def _last_seen(cause: Cause, failure: JobFailure) -> str:
 # Tables.
 
 
-def _difference(difference: Difference, failure: JobFailure, page: Page) -> list[Line]:
+def _difference(
+    difference: Difference, processes: ProcessSet, failure: JobFailure, page: Page
+) -> list[Line]:
     sides = sorted(difference.sides, key=lambda side: (len(side.processes), side.processes))
     shown, left_out = _ends(sides, page.limits.groups)
     at = {(side.place.file, side.place.line) if side.place is not None else None for side in sides}
@@ -218,6 +221,12 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
     if difference.found_at is not None:
         found = f"the difference was found at {place_words(difference.found_at)}"
         lines += page.text(f"{difference.call} sends nothing; {found}.", most=2)
+    known = {process for side in sides for process in side.processes}
+    known.update(process for other in failure.others for process in other.processes)
+    if rest := {*processes} - known:
+        lines += page.text(f"{capital(process_ranges(rest))} raised the same error.", most=2)
+    if difference.failed_since:
+        lines += page.text(failed_before(difference.failed_since), most=3)
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from shoal.runtime.rules.first_difference import excerpts
@@ -13,6 +13,7 @@ from shoal.runtime.rules.meeting_answers import (
     Answer,
     CallLeft,
     CycleSide,
+    FailingSince,
     MeetingSide,
     Outcome,
     SidesDiffer,
@@ -57,13 +58,13 @@ class Gathering(Generic[To]):
         "call",
         "deadline",
         "follows",
-        "late",
         "left",
         "limit",
         "line",
         "marks",
         "number",
         "opener",
+        "point",
         "restarts",
         "stack_request",
         "survivors",
@@ -78,9 +79,8 @@ class Gathering(Generic[To]):
         self.alike: list[Gathering[To]] = []  # all gatherings that ended together with it
         # Members that arrived and have left the call since: the reason, and the next gathering's
         self.left: dict[int, tuple[Outcome, int]] = {}
-        # Members for which it is the next only under its own name; see the lines below
-        self.late: set[int] = set()
-        self.call: Point | None = None  # once it has failed: where the first had arrived
+        self.call = line.num_calls  # of which call of its line it is a point, from 1
+        self.point = point  # of the first that arrived, or left the call
         self.number = 0  # in order of opening
         self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, WaitingProcess[To]] = {}
@@ -100,18 +100,6 @@ class Gathering(Generic[To]):
         """Where each process that waits here has arrived."""
         return {process: wait.point for process, wait in self.arrived.items()}
 
-    def is_elsewhere(self, point: Point) -> bool:
-        """Return whether the call here, which has failed or is under way, is another one."""
-        call = self.call
-        if call is None and self.arrived:
-            call = next(iter(self.arrived.values())).point
-        return call is not None and compared_fields(call) != compared_fields(point)
-
-    def begin_again(self) -> None:
-        """Remove those that wait here, with their deadlines and trails."""
-        self.arrived, self.marks, self.stack_request = {}, SharedMarks(), None
-        self.deadline, self.limit = math.inf, (-1, math.inf)
-
     def missing(self, gone: Container[int]) -> list[int]:
         """Return the members that have not arrived."""
         away = [p for p in self.line.members if p not in self.arrived]
@@ -119,14 +107,16 @@ class Gathering(Generic[To]):
 
 
 class Line(Generic[To]):
-    """The gatherings of one group in one lane, oldest first, as long as any is owed."""
+    """One group in one lane: its gatherings, oldest first, while open or owed; and its calls."""
 
-    __slots__ = ("gatherings", "key", "lane", "members")
+    __slots__ = ("failing", "gatherings", "key", "lane", "members", "num_calls")
 
     def __init__(self, key: tuple[tuple[int, ...] | None, str], all_processes: range) -> None:
         group, self.lane = self.key = key
         self.members: Collection[int] = all_processes if group is None else dict.fromkeys(group)
         self.gatherings: deque[Gathering[To]] = deque()
+        self.num_calls = 0  # begun so far
+        self.failing: FailingSince | None = None  # the first of the calls that failed in a row
 
 
 def find_cycle(
@@ -190,30 +180,31 @@ def differ(one: Point, other: Point) -> bool:
     return compared_fields(one) != compared_fields(other) or trails_differ(one.trail, other.trail)
 
 
-def divergence(points: Mapping[int, Point]) -> SidesDiffer | TrailsApart:
+def divergence(
+    points: Mapping[int, Point], since: FailingSince | None
+) -> SidesDiffer | TrailsApart:
     """Group the arrivals by their point; the first arrival of each side represents it.
 
     Args:
       points: where each process has arrived.
+      since: see `SidesDiffer`.
 
     The answer is sent at the first arrival that differs, so there are two sides. If trails differ,
     the answer is about them: the earlier calls are the cause.
     """
     found = trail_versions(points.items())
-    return TrailsApart(found) if found else sides_of(points)
-
-
-def sides_of(points: Mapping[int, Point]) -> SidesDiffer:
-    """Group the arrivals by their point, whatever their trails."""
+    if found:
+        return TrailsApart(found)
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, point in points.items():
         sides.setdefault(compared_fields(point), (point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
-    return SidesDiffer([
+    shown = [
         MeetingSide(name, point.fingerprint[:MOST_TEXT], point.site[:MOST_TEXT], processes)
         for name, (processes, point) in zip(names, rows, strict=True)
-    ])  # fmt: skip
+    ]
+    return SidesDiffer(shown, since)
 
 
 def cycle_of(cycle: list[Gathering[Any]], gone: Container[int], num_processes: int) -> WaitCycle:
@@ -237,11 +228,18 @@ def abandoned_answer(process: int, point: Point) -> CallLeft:
 
 # ---- The lines of a job, and the next gathering of a process in its line.
 #
-# A *line* is a group of processes in a lane; its gatherings are kept in the order in which they
-# were opened. One that failed stays until each living member has been answered: a late process
-# then gets the error that the others got, and its next call meets their next call.
+# A *line* is a group of processes in a lane. One rule: the n-th call of each process in a line
+# meets the n-th of the others. All of them get its values, or all of them one error; either way
+# each has made one call more. Names and arguments cannot decide which calls meet: they repeat, and
+# a program that differs in two calls looks like one that makes a call less.
 #
-# Three rules keep the count right where calls do not pair up one by one:
+# So a gathering that failed stays in its line until each living member has been answered: a late
+# process gets the error that the others got, and its next call meets their next call. An exception
+# on one process alone is its arrival. If a process makes a call more or less than the others, its
+# calls differ from theirs until `live_processes` has returned, and their errors say since which
+# call (`Line.failing`). If the calls are equal, nothing shows that they are not the same one.
+#
+# What a call is, and where the count begins again:
 #
 # * A call may consist of several points. One that a process left between two of them fails at the
 #   next (`follows`): members that are still in the call get the error there; members that begin
@@ -250,29 +248,12 @@ def abandoned_answer(process: int, point: Point) -> CallLeft:
 #   answered in one of them is not answered again in another (`alike`).
 # * Survivors of a loss start again from their current positions: they pass earlier failures, but
 #   not a failed point of survivors (`restarts`), which belongs to the new start.
-#
-# Counts alone would leave processes apart for ever once one of them has made a call less than the
-# others in a line, because it made it in another lane, for another group, or not at all. So names
-# are compared too, where counts have failed:
-#
-# * A process is *late* for a call if it arrives there, the others are at a call of another name,
-#   and all of them have had this call before, which failed, more often than it has since all of
-#   the line last met (`FailedCalls`). It gets that error alone, at once, and the others wait for
-#   it to come to their call under the same name.
-# * If it comes under another name instead, it was not late: its call stood in the place of that
-#   of the others, which fails as it would have without this rule, only later, and the counts are
-#   those without it. So the rule can make calls of one name meet, and nothing else. Meanwhile the
-#   others wait as for a process that has yet to arrive: deadlines, losses and cycles end the
-#   wait.
-# * Once all members of a line have met in its lane, also among more processes, none of them can
-#   be on its way to a call of that line that failed before. It is owed to a process only if that
-#   comes there under the same name after all, perhaps in another order of its program.
+# * Once all members of a line have met in its lane, also among more processes, they are at one
+#   place of the program: what failed there before is owed to none of them (`settle_before`). Calls
+#   that one has made since it left that meeting by an exception (`opener`) stay.
 
 
 _Key: TypeAlias = tuple[tuple[int, ...] | None, str]  # of a line: its group and lane
-
-_MOST_CALLS = 16  # that have failed and are kept, of a line
-_MOST_LINES = 8  # of which any are kept
 
 
 class OpenGatherings(Generic[To]):
@@ -280,17 +261,18 @@ class OpenGatherings(Generic[To]):
 
     def __init__(self, processes: range) -> None:
         self._processes = processes
-        self._lines: dict[_Key, Line[To]] = {}
-        self.failed: dict[_Key, FailedCalls] = {}  # oldest first
+        self._lines: dict[_Key, Line[To]] = {}  # in which any call was made
+        self._unsettled: dict[_Key, Line[To]] = {}  # in which a call has failed or was left
         self._open: dict[str, dict[Gathering[To], None]] = {}  # by lane, in order of opening
         self._count = 0  # gatherings opened so far
 
     def __bool__(self) -> bool:
-        return bool(self._lines or self._open)
+        return bool(self._open) or any(line.gatherings for line in self._lines.values())
 
     def of(self, process: int) -> list[Line[To]]:
-        """Return the lines that a process is a member of."""
-        return [line for line in self._lines.values() if process in line.members]
+        """Return the lines that a process is a member of and that have gatherings."""
+        lines = [line for line in self._lines.values() if line.gatherings]
+        return [line for line in lines if process in line.members]
 
     def open_in(self, lane: str) -> Collection[Gathering[To]]:
         """Return the gatherings of a lane in which processes wait."""
@@ -310,9 +292,7 @@ class OpenGatherings(Generic[To]):
         for gathering in tuple(line.gatherings) if line is not None else ():
             if not gathering.expects(process):
                 continue
-            if gathering.answer is None or not (
-                _passes(gathering, point, after_loss) or _is_elsewhere(process, gathering, point)
-            ):
+            if gathering.answer is None or not _passes(gathering, point, after_loss):
                 return gathering
             self.settle(process, gathering)
         return None
@@ -323,6 +303,7 @@ class OpenGatherings(Generic[To]):
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(key, self._processes)
+        line.num_calls += not point.follows
         gathering = Gathering(line, point)
         gathering.number, gathering.opener = self._count, process
         self._count += 1
@@ -358,17 +339,25 @@ class OpenGatherings(Generic[To]):
         line, left = gathering.line, gathering.left
         after = Gathering(line, Point("", follows=True))
         after.answer, _ = next(iter(left.values()))
+        after.number, after.opener = gathering.number, gathering.opener
         after.unanswered = {p for p in line.members if p not in left and p not in gone}
         line.gatherings.insert(line.gatherings.index(gathering) + 1, after)
 
     def leave(self, process: int, gathering: Gathering[To], answer: Outcome) -> None:
         """Record that a process that arrived at this gathering has left the call."""
         gathering.left[process] = (answer, self._count)
+        self._unsettled[gathering.line.key] = gathering.line
 
-    def close(self, gathering: Gathering[To]) -> None:
+    def close(self, gathering: Gathering[To], *, has_failed: bool) -> None:
         """Close a gathering that has its answer: no process waits there any more."""
-        self._open[gathering.line.lane].pop(gathering, None)
-        self._forget(gathering.line)
+        line = gathering.line
+        if has_failed:
+            line.failing = line.failing or FailingSince.at(gathering.call, gathering.point)
+            self._unsettled[line.key] = line
+        else:
+            line.failing = None
+        self._open[line.lane].pop(gathering, None)
+        self._forget(line)
 
     def join(self, gatherings: list[Gathering[To]], answered: Collection[int]) -> None:
         """Join gatherings that ended together; `answered` are the processes that waited in them."""
@@ -390,96 +379,46 @@ class OpenGatherings(Generic[To]):
                 gathering.unanswered.discard(process)
             self._forget(line)
 
-    def note_failure(self, processes: Iterable[int], point: Point) -> None:
-        """Record that processes have made a call that failed."""
-        if point.follows or point.survivors:
+    def settle_before(self, met: Gathering[To], members: Container[int]) -> None:
+        """Record that all of `members` but those that are gone have met: what failed before in the
+        lane, among these processes or some of them, is owed to none of them."""
+        if not self._unsettled:  # nearly always
             return
-        key = (point.group, point.lane)
-        if key not in self.failed and len(self.failed) == _MOST_LINES:
-            del self.failed[next(iter(self.failed))]
-        self.failed.setdefault(key, FailedCalls()).note(processes, point)
+        lines = [line for line in self._unsettled.values() if line.lane == met.line.lane]
+        for line in [one for one in lines if all(p in members for p in one.members)]:
+            for gathering in tuple(line.gatherings):
+                if not _is_before(gathering, met):
+                    continue
+                if gathering.answer is None and gathering.left.keys() >= gathering.arrived.keys():
+                    gathering.answer, _ = next(iter(gathering.left.values()))
+                    self._open[line.lane].pop(gathering, None)
+                gathering.unanswered.clear()
+            line.failing = None
+            self._forget(line)
 
-    def late_for(self, gathering: Gathering[To], process: int, point: Point) -> Collection[int]:
-        """Return the processes that are late for a call that failed: the one that arrives at
-        `point`, those that wait at this gathering, or none."""
-        arrived, failed = gathering.arrived, self.failed.get((point.group, point.lane))
-        if failed is None or not arrived or gathering.left or point.follows or point.survivors:
-            return ()
-        other = next(iter(arrived.values())).point
-        if not gathering.is_elsewhere(point) or other.follows or other.survivors:
-            return ()
-        is_late = failed.is_missed_by((process,), point, arrived)
-        if is_late == failed.is_missed_by(arrived, other, (process,)):
-            return ()  # neither, or each for the call of the other
-        return (process,) if is_late else tuple(arrived)
-
-    def agree(self, met: Gathering[To], members: Container[int]) -> None:
-        """Record that all of `members` but those that are gone have met: they are in step."""
-        if not self.failed:  # nearly always
-            return
-        for key in [key for key in self.failed if key[1] == met.line.lane]:
-            if all(process in members for process in key[0] or self._processes):
-                del self.failed[key]
-                for gathering in self._lines[key].gatherings if key in self._lines else ():
-                    if gathering.call is not None and _is_before(gathering, met):
-                        gathering.late.update(gathering.unanswered)
-
-    def restart(self, met: Gathering[To], members: Container[int]) -> None:
-        """Drop what earlier failures in the lane of `met` owe to the survivors that met there.
-
-        Calls that a survivor has left again since it arrived there were made later, and stay.
-        """
-        self.agree(met, members)
-        for line in [line for line in self._lines.values() if line.lane == met.line.lane]:
-            if all(process in members for process in line.members):
-                for gathering in line.gatherings:
-                    if _is_before(gathering, met):
-                        gathering.unanswered.clear()
-                self._forget(line)
+    def end_lane(self, lane: str) -> None:
+        """Drop the lines of a lane in which a process makes no more calls, once nothing is owed."""
+        lines = [line for line in self._lines.values() if line.lane == lane]
+        for line in [one for one in lines if not one.gatherings]:
+            del self._lines[line.key]
+            self._unsettled.pop(line.key, None)
 
     def _forget(self, line: Line[To]) -> None:
-        """Drop gatherings that are no longer owed to any process, and a line without any."""
+        """Drop gatherings that are no longer owed to any process."""
         gatherings = line.gatherings
         while gatherings and gatherings[0].answer is not None and not gatherings[0].unanswered:
             gatherings.popleft()
         if not gatherings:
-            self._lines.pop(line.key, None)
+            if line.failing is None:
+                self._unsettled.pop(line.key, None)
             if not self._open.get(line.lane):
                 self._open.pop(line.lane, None)
-
-
-class FailedCalls:
-    """How often each member of a line has made each call that failed since all of them last met."""
-
-    def __init__(self) -> None:
-        self._calls: dict[tuple[str, str, bool], dict[int, int]] = {}  # oldest first
-
-    def note(self, processes: Iterable[int], point: Point) -> None:
-        """Record that processes have made a call that failed."""
-        counts = self._calls.setdefault(compared_fields(point), {})
-        for process in processes:
-            counts[process] = counts.get(process, 0) + 1
-        if len(self._calls) > _MOST_CALLS:
-            del self._calls[next(iter(self._calls))]
-
-    def is_missed_by(self, late: Iterable[int], point: Point, others: Iterable[int]) -> bool:
-        """Return whether all `others` have made a call more often than any of `late`."""
-        counts = self._calls.get(compared_fields(point))
-        if counts is None:
-            return False
-        most = max(counts.get(process, 0) for process in late)
-        return all(counts.get(other, 0) > most for other in others)
-
-
-def _is_elsewhere(process: int, gathering: Gathering[Any], point: Point) -> bool:
-    """Return whether a process that is late for a gathering has come to another call instead."""
-    return process in gathering.late and gathering.is_elsewhere(point)
 
 
 def _is_before(gathering: Gathering[Any], met: Gathering[Any]) -> bool:
     """Return whether the opener of a gathering made that call before it arrived at `met`."""
     _, number = met.left.get(gathering.opener, (None, gathering.number + 1))
-    return gathering.number < number
+    return met.number != gathering.number < number  # a later point of a call has its number
 
 
 def _passes(gathering: Gathering[Any], point: Point, after_loss: bool) -> bool:

@@ -24,14 +24,11 @@ from shoal.runtime.rules.gathering import (
     OpenGatherings,
     Reply,
     WaitingProcess,
-    Waits,
     abandoned_answer,
-    compared_fields,
     cycle_of,
     differ,
     divergence,
     find_cycle,
-    sides_of,
 )
 from shoal.runtime.rules.meeting_answers import (
     AllMet,
@@ -47,6 +44,7 @@ from shoal.runtime.rules.meeting_answers import (
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Record, Roster, end_waits
+from shoal.runtime.rules.trail_marks import UNKNOWN
 from shoal.runtime.wire.frames import FrameError
 
 To = TypeVar("To", bound=Hashable)
@@ -103,9 +101,10 @@ class Meeting(Roster[To]):
             return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
         gathering, answer, replies = self._next_gathering(now, process, point)
         line = gathering.line
+        if point.survivors and self._has_lost(process):
+            point = point._replace(trail=UNKNOWN)  # a loss may have ended its calls anywhere
         if answer is not None:
             record.note(now, "last at", point)
-            self._note_failure([process], point, answer)
             return [*replies, Reply(to, ticket, answer)]
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
@@ -136,6 +135,11 @@ class Meeting(Roster[To]):
             replies += self._finish(now, gathering, answer)
             self._lines.settle(process, gathering)
         return replies
+
+    def end_lane(self, process: int, lane: str) -> None:
+        """Drop the counts of a lane in which a process makes no more calls."""
+        super().end_lane(process, lane)
+        self._lines.end_lane(lane)
 
     def tick(self, now: float) -> list[Reply[To]]:
         """End every wait whose earliest deadline has passed, and every stack request."""
@@ -260,46 +264,9 @@ class Meeting(Roster[To]):
                     other, wait = next(iter(gathering.arrived.items()))
                     return gathering, abandoned_answer(other, wait.point), replies
                 answer = abandoned_answer(process, point)
-            elif not (self._lines.failed or gathering.late):  # nearly always
-                return gathering, None, replies
             else:
-                late = self._lines.late_for(gathering, process, point)
-                if late and self._records[process].acknowledged < len(self._losses.services):
-                    return gathering, None, replies  # of that loss it hears first
-                was_late = process in gathering.late and gathering.is_elsewhere(point)
-                if not (late or was_late):
-                    return gathering, None, replies
-                answer = sides_of({**gathering.points, process: point})
-                gathering.late.update(late)
-                if process in late:
-                    return gathering, answer, replies
-                if late:
-                    return gathering, None, replies + self._send_on(now, process, gathering, answer)
+                return gathering, None, replies
             replies += self._finish(now, gathering, answer)
-
-    def _send_on(
-        self, now: float, process: int, gathering: Gathering[To], answer: Outcome
-    ) -> list[Reply[To]]:
-        """Answer those that wait at a gathering and are late: it begins again with `process`."""
-        arrived, gathering.opener = gathering.arrived, process
-        self._note_failures(arrived, answer)
-        if gathering.stack_request is not None:
-            self._stack_requests.take(gathering.stack_request)
-        gathering.begin_again()
-        return self._release(now, gathering, arrived, answer)
-
-    def _note_failures(self, arrived: Waits[To], answer: Outcome) -> None:
-        """Record that the call of each of those that wait at a gathering failed."""
-        sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
-        for process, wait in arrived.items():
-            sides.setdefault(compared_fields(wait.point), (wait.point, []))[1].append(process)
-        for point, processes in sides.values():
-            self._note_failure(processes, point, answer)
-
-    def _note_failure(self, processes: Iterable[int], point: Point, answer: Outcome) -> None:
-        """Record that a call failed. After a loss survivors are in step by other means."""
-        if not isinstance(answer, Loss):
-            self._lines.note_failure(processes, point)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Loss | CallLeft:
         """Return why a call fails that a process has left: perhaps a loss that it knew of."""
@@ -321,7 +288,7 @@ class Meeting(Roster[To]):
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
                 return self._finish(now, gathering, self._losses.answer(line.members))
         if mine is not first and differ(mine, first):
-            return self._finish(now, gathering, divergence(gathering.points))
+            return self._finish(now, gathering, divergence(gathering.points, line.failing))
         if "\n" in mine.trail and (found := gathering.marks.add(process, mine.trail)):
             return self._finish(now, gathering, TrailsApart(found))
         if self._is_complete(gathering):
@@ -361,7 +328,7 @@ class Meeting(Roster[To]):
         if not gathering.survivors:
             payloads = {p: arrived[p].payload for p in line.members}
             replies = self._finish(now, gathering, AllMet(payloads))
-            self._lines.agree(gathering, line.members)
+            self._lines.settle_before(gathering, line.members)
             return replies
         alive = dict.fromkeys(sorted(arrived))
         replies = self._finish(now, gathering, self._losses.survivors(alive, line.members))
@@ -373,7 +340,7 @@ class Meeting(Roster[To]):
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
             self._records[process].met_after = self._num_losses
-        self._lines.restart(met, {*alive, *self._gone})
+        self._lines.settle_before(met, {*alive, *self._gone})
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         """Remove a process from points of survivors, at which it may be waiting itself."""
@@ -396,19 +363,10 @@ class Meeting(Roster[To]):
         if not answer.is_success:
             missing = gathering.missing(self._gone)
             gathering.unanswered = {p for p in missing if p not in self._gone}
-            if gathering.arrived and not gathering.follows:
-                gathering.call = next(iter(gathering.points.values()))
-                self._note_failures(gathering.arrived, answer)
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
         arrived, gathering.arrived = gathering.arrived, {}
-        self._lines.close(gathering)
-        return self._release(now, gathering, arrived, answer)
-
-    def _release(
-        self, now: float, gathering: Gathering[To], arrived: Waits[To], answer: Outcome
-    ) -> list[Reply[To]]:
-        """End the waits of those that had arrived; return the replies to them."""
+        self._lines.close(gathering, has_failed=not answer.is_success)
         return end_waits(self._records, now, gathering, arrived, answer, self._gone)
 
     def _request_late_stacks(self, now: float, gathering: Gathering[To]) -> bool:
@@ -429,6 +387,8 @@ class Meeting(Roster[To]):
         about = stack_request.about
         if isinstance(about, tuple):
             return [Reply(*about, StacksHeard(stack_request.stacks))]
+        if about.answer is not None:  # settled meanwhile
+            return []
         return self._finish(now, about, self._late_answer(now, about, stack_request.stacks))
 
     def _late_answer(
@@ -437,7 +397,8 @@ class Meeting(Roster[To]):
         by, timeout_s = gathering.limit
         at = next(iter(gathering.arrived.values())).point.place
         shown = [(process, text[:_STACK_CHARACTERS]) for process, text in stacks.items()]
-        return TooLate(self._missing(gathering, now), by, given_s(timeout_s), at, shown)
+        since = gathering.line.failing
+        return TooLate(self._missing(gathering, now), by, given_s(timeout_s), at, shown, since)
 
     def _missing(self, gathering: Gathering[To], now: float) -> StillMissing:
         missing = gathering.missing(self._gone)

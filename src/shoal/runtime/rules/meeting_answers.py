@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
 from shoal.runtime.wire.frames import FrameError
 
@@ -55,10 +55,23 @@ class MeetingSide(NamedTuple):
     processes: Sequence[int]
 
 
+class FailingSince(NamedTuple):
+    """The first of the calls of a group in a lane that have failed in a row."""
+
+    call: int  # its number, from 1
+    place: str
+
+    @classmethod
+    def at(cls, call: int, point: Point) -> FailingSince:
+        """Return the call with this number, and its place."""
+        return cls(call, point.place[:MOST_TEXT])
+
+
 class SidesDiffer(NamedTuple):
     """Processes arrived with different points."""
 
     sides: Sequence[MeetingSide]
+    since: FailingSince | None = None  # if calls before it have failed, too
 
     kind: Literal["diverged"] = "diverged"
     is_success: Literal[False] = False
@@ -66,7 +79,7 @@ class SidesDiffer(NamedTuple):
     @property
     def facts(self) -> Facts:
         """Return the facts as sent."""
-        return {"sides": _rows(self.sides)}
+        return {"sides": _rows(self.sides), **_since(self.since)}
 
 
 class TrailsApart(NamedTuple):
@@ -147,6 +160,7 @@ class TooLate(NamedTuple):
     timeout_s: float
     at: str = ""  # where the members waited that had arrived
     stacks: Sequence[tuple[int, str]] = ()  # process and text of each late member
+    since: FailingSince | None = None  # as of `SidesDiffer`
 
     kind: Literal["deadline"] = "deadline"
     is_success: Literal[False] = False
@@ -155,7 +169,8 @@ class TooLate(NamedTuple):
     def facts(self) -> Facts:
         """Return the facts as sent."""
         limit = {"by": self.by, "timeout_s": self.timeout_s, "at": self.at}
-        return {**self.waiting.facts, **limit, "stacks": _rows(self.stacks)}
+        stacks = {"stacks": _rows(self.stacks)}
+        return {**self.waiting.facts, **limit, **stacks, **_since(self.since)}
 
 
 class ProcessesGone(NamedTuple):
@@ -276,7 +291,8 @@ def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
             return _divergence_of(facts)
         case "deadline":
             by, timeout_s, at = facts["by"], facts["timeout_s"], facts["at"]
-            return TooLate(StillMissing.of(facts), by, timeout_s, at, _pairs(facts["stacks"]))
+            waiting, stacks = StillMissing.of(facts), _pairs(facts["stacks"])
+            return TooLate(waiting, by, timeout_s, at, stacks, _since_of(facts))
         case "abandoned":
             return CallLeft(facts["process"], facts["words"])
         case "lost" | "failed":
@@ -292,7 +308,15 @@ def _divergence_of(facts: Mapping[str, Any]) -> Divergence:
         return TrailsApart(TrailVersions(versions, facts.get("lane")))
     if "circle" in facts:
         return WaitCycle([CycleSide(*row) for row in facts["circle"]])
-    return SidesDiffer([MeetingSide(*row) for row in facts["sides"]])
+    return SidesDiffer([MeetingSide(*row) for row in facts["sides"]], _since_of(facts))
+
+
+def _since(since: FailingSince | None) -> Facts:
+    return {} if since is None else {"since": [*since]}
+
+
+def _since_of(facts: Mapping[str, Any]) -> FailingSince | None:
+    return FailingSince(*facts["since"]) if "since" in facts else None
 
 
 def _rows(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:

@@ -22,6 +22,7 @@ from shoal.runtime.failures.comparison import (
     Said,
     compare_lines,
     compared,
+    failed_before,
     headline,
     needs,
     with_late,
@@ -32,6 +33,7 @@ from shoal.runtime.rules.meeting_answers import (
     MOST_TEXT,
     CallLeft,
     CycleSide,
+    FailingSince,
     Failure,
     MeetingSide,
     ProcessesGone,
@@ -41,7 +43,6 @@ from shoal.runtime.rules.meeting_answers import (
     TooLate,
     TrailsApart,
     WaitCycle,
-    group_text,
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
@@ -69,11 +70,14 @@ class ThisProcess(NamedTuple):
 
 class HiddenDifference(DivergenceError):
     """All make the same call at the same place; the difference is in a long specification of which
-    only a digest was sent. `calls` holds what is known of each side; `late` is the call of this
-    process, if it arrived after they were found."""
+    only a digest was sent. `calls` holds what is known of each side; `late` is this process, if it
+    arrived after they were found, and one of the side that it is on."""
 
-    def __init__(self, whose: str, where: str, calls: Sequence[Said], late: Said | None) -> None:
-        self.whose, self.where, self.calls, self.late = whose, where, calls, late
+    late: tuple[int, int] | None = None
+
+    def __init__(self, whose: str, where: str, calls: Sequence[Said], failed_since: str) -> None:
+        self.whose, self.where, self.calls = whose, where, calls
+        self.failed_since = failed_since
         plain = self.explained({})
         super().__init__(str(plain), sides=plain.sides, difference=plain.difference)
 
@@ -88,17 +92,9 @@ class HiddenDifference(DivergenceError):
         heading = f"{self.whose}{headline(kind, call, name)}{self.where}"
         advice = needs(call, kind.what)
         rows = [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)]
-        error = compared(heading, rows, kind=kind, advice=advice)
-        if self.late is None:
-            return error
-        alike = [side.said == self.late.said for side in self.calls]
-        return compared(
-            heading,
-            with_late(rows, alike, self.late),
-            kind=kind,
-            advice=advice,
-            sides_of=error.sides,
-        )
+        failed_since = self.failed_since
+        error = compared(heading, rows, kind=kind, advice=advice, failed_since=failed_since)
+        return error if self.late is None else with_late(error, *self.late)
 
 
 def disagreement(
@@ -121,12 +117,10 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
             return service_error(services, what)
         case ProcessesGone(kind, gone):
             return gone_error(kind, dict(gone), me, what)
-        case SidesDiffer(sides):
-            error = _sides_error(sides, me, point)
-            if not _is_on(sides, me.process):
-                # `sides` is equal on all processes, also on one that came later.
-                error.sides = _sides_error(sides, me, point, with_me=False).sides
-            return error
+        case SidesDiffer(sides, since):
+            error = _sides_error(sides, me, point, _failed_since(since))
+            is_late = not any(me.process in side.processes for side in sides)
+            return _late_error(error, sides, me, point) if is_late else error
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
         case TrailsApart(found):
@@ -175,8 +169,7 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
         found = threads_of(stacks.get(process, ""))
         frames = 1 if len(missing) > 1 else 3
         lines += [f"  {line}" for line in (found[0].lines(frames) if found else ())]
-    if more := _more(waiting):
-        lines.append(more)
+    lines += filter(None, [_more(waiting), failed_before(_failed_since(late.since))])
     return DeadlineError(
         "\n  ".join(lines) + _PATIENCE_HINT,
         name=point.name,
@@ -187,29 +180,25 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     )
 
 
-def _is_on(sides: Sequence[MeetingSide], process: int) -> bool:
-    return any(process in side.processes for side in sides)
+def _late_error(
+    error: DivergenceError, sides: Sequence[MeetingSide], me: ThisProcess, point: Point
+) -> DivergenceError:
+    """Return the error of a process that arrived after the sides were found."""
+    mine = MeetingSide(
+        point.name, point.fingerprint[:MOST_TEXT], point.site[:MOST_TEXT], [me.process]
+    )
+    alike = [side for side in sides if side[:2] == mine[:2]]  # at another line, perhaps
+    if not alike:
+        shown = _sides_error([*sides, mine], me, point, "")
+        return with_late(error, me.process, me.process, shown)
+    like = alike[0].processes[0]
+    if isinstance(error, HiddenDifference):
+        error.late = me.process, like
+    return with_late(error, me.process, like)
 
 
-def _with_this(
-    sides: Sequence[MeetingSide], me: ThisProcess, point: Point
-) -> Sequence[MeetingSide]:
-    """Return the sides with this process, which may have arrived after they were found."""
-    if _is_on(sides, me.process):
-        return sides
-    mine = MeetingSide(point.name, point.fingerprint[:MOST_TEXT], point.site, [me.process])
-    alike = [
-        side for side in sides
-        if side.fingerprint == mine.fingerprint and _shows(side.name, point.name)
-    ]  # fmt: skip
-    joined = [side._replace(processes=sorted([*side.processes, me.process])) for side in alike]
-    return [*(side for side in sides if side not in alike), *(joined or [mine])]
-
-
-def _shows(excerpt: str, name: str) -> bool:
-    """Return whether the name of a side, of which `excerpts` may have cut the ends, is this one."""
-    middle = excerpt.removeprefix("...").removesuffix("...")
-    return excerpt == name or (middle != excerpt and middle in name)
+def _failed_since(since: FailingSince | None) -> str:
+    return "" if since is None else f"call {since.call}, {since.place}"
 
 
 def _lane(point: Point) -> str:
@@ -239,21 +228,17 @@ def _groups_error(
 ) -> DivergenceError:
     """Return the error of processes that gave one call different groups."""
     rows = [call._replace(said=side.group) for call, side in zip(calls, sides, strict=True)]
-    error = _compared(Kind("group"), rows, me, point)
-    is_same_call = _identity(point.fingerprint) == _identity(sides[0].fingerprint)
-    is_late = not any(me.process in side.processes for side in sides)
-    if not (is_late and is_same_call and point.name == sides[0].name):
-        return error
-    mine = group_text(point.group, len(me.hosts))
-    late = call_at(point)._replace(processes=[me.process], said=mine)
-    joined = with_late(rows, [row.said == mine for row in rows], late)
-    later = _compared(Kind("group"), joined, me, point)
-    later.sides = error.sides  # equal on all processes
-    return later
+    return _compared(Kind("group"), rows, me, point)
 
 
 def _compared(
-    kind: Kind, calls: Sequence[Said], me: ThisProcess, point: Point, advice: str = ""
+    kind: Kind,
+    calls: Sequence[Said],
+    me: ThisProcess,
+    point: Point,
+    *,
+    advice: str = "",
+    failed_since: str = "",
 ) -> DivergenceError:
     """Return the error about calls: made instead of each other, or one that was given this."""
     call, name = calls[0].call, calls[0].name
@@ -262,18 +247,14 @@ def _compared(
         calls,
         kind=kind,
         advice=advice or needs(call, kind.what),
+        failed_since=failed_since,
     )
 
 
 def _sides_error(
-    found: Sequence[MeetingSide], me: ThisProcess, point: Point, *, with_me: bool = True
+    sides: Sequence[MeetingSide], me: ThisProcess, point: Point, failed_since: str
 ) -> DivergenceError:
-    """Show only the first difference: operation or name, else the place, else the first line.
-
-    Args:
-      with_me: whether to add this process, which may have arrived after they were found.
-    """
-    sides = _with_this(found, me, point) if with_me else found
+    """Show only the first difference: operation or name, else the place, else the first line."""
     sides = sorted(sides, key=lambda side: [*side.processes])
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides)
@@ -286,30 +267,26 @@ def _sides_error(
                 call._replace(said=repr(call.name) if call.name else "(no name)", name="")
                 for call in calls
             ]
-            return _compared(Kind("name"), named, me, point)
-        return _compared(Kind("call"), calls, me, point)
+            return _compared(Kind("name"), named, me, point, failed_since=failed_since)
+        return _compared(Kind("call"), calls, me, point, failed_since=failed_since)
     are_elsewhere = len({fingerprint.site for fingerprint in known}) > 1
-    # This process may have come later: what the others differ in is shown to it, too.
-    apart = [Fingerprint.parse(side.fingerprint) for side in found]
-    index = first_difference([fingerprint.lines for fingerprint in apart if fingerprint])
+    index = first_difference([fingerprint.lines for fingerprint in known])
     is_hidden = len({fingerprint.digest for fingerprint in known}) > 1
     if index is not None and all(index < len(f.lines) or not f.digest for f in known):
         lines = [f.lines[index] if index < len(f.lines) else ENDED for f in known]
         kind, lines = compare_lines(lines, ENDED)
-        rows = zip(calls, excerpts(lines), strict=True)
-        return _compared(kind, [call._replace(said=line) for call, line in rows], me, point)
+        pairs = zip(calls, excerpts(lines), strict=True)
+        rows = [call._replace(said=line) for call, line in pairs]
+        return _compared(kind, rows, me, point, failed_since=failed_since)
     if is_hidden and not are_elsewhere:
         # Those that were found apart look for the difference together; see `agreement`.
         hidden = [
             call._replace(said=_digest_of(side.fingerprint))
-            for call, side in zip(_calls(found), found, strict=True)
+            for call, side in zip(calls, sides, strict=True)
         ]
-        late = None
-        if not _is_on(found, me.process):
-            said = _digest_of(point.fingerprint)
-            late = call_at(point)._replace(processes=[me.process], said=said)
-        return HiddenDifference(f"{me}: ", _lane(point), hidden, late)
-    return _compared(Kind("call"), calls, me, point, "" if is_hidden else _NAME_HINT)
+        return HiddenDifference(f"{me}: ", _lane(point), hidden, failed_since)
+    advice = "" if is_hidden else _NAME_HINT
+    return _compared(Kind("call"), calls, me, point, advice=advice, failed_since=failed_since)
 
 
 def _digest_of(fingerprint: str) -> str:

@@ -4,8 +4,13 @@
 leaves a `TrailEntry` in the trail of its processes and its lane; the entries are chained into one
 digest, which is part of the next arrival of that group in that lane. Entries are numbered from the
 beginning and the chain is never cut at a meeting, so a process whose wait was interrupted still
-reports the same as the others. Only after a difference that all processes know of, and after
-survivors of a loss have met, a trail starts again.
+reports the same as the others. Only after a difference, and after survivors of a loss have met, a
+trail starts again.
+
+A difference can also be found where its line does not meet: by heartbeats, or, beside the main
+line, where the main lines meet. It is reported there once, and stays in the trail: the next meeting
+of its line raises it on all members, also on those that have not heard of it, and all start again
+there, from the same call.
 """
 
 from __future__ import annotations
@@ -99,6 +104,7 @@ class Trail:
         self.digest = b""  # of all calls so far
         self.marks = Marks()
         self.is_unknown = False  # processes may have counted from different calls
+        self.is_reported = False  # that it differs; its own meetings compare it once more
         self._before = b""  # digest of all calls before those that are kept
         self._kept: deque[tuple[TrailEntry, bytes, int]] = deque()  # entry, digest so far, size
         self._kept_bytes = 0
@@ -109,6 +115,11 @@ class Trail:
         if self.is_unknown:
             return UNKNOWN
         return f"{self.count}:{self.digest.hex()}" if self.count else ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is compared at its own meetings at most."""
+        return self.is_unknown or self.is_reported
 
     @property
     def first_kept(self) -> int:
@@ -173,6 +184,7 @@ class Trails:
         self._has_warned = False
         self._base = ""  # of trails that begin now
         self._reported: dict[tuple[Group, str], int] = {}  # calls already reported by signs of life
+        self._gone: dict[tuple[Group, str], set[int]] = {}  # when survivors last met
         self.found: Found | None = None  # a difference found by signs of life, until raised
 
     def record(
@@ -213,7 +225,7 @@ class Trails:
     def arrive(self, point: Point) -> Point:
         """Return a point with this process's trail before it."""
         self._note(point.lane)
-        if not self._trails or point.survivors:
+        if not self._trails:
             return point
         group = self._group(point.group)
         with self._lock:
@@ -224,13 +236,16 @@ class Trails:
         return point._replace(trail=text) if text else point
 
     def agree(self, point: Point, members: Iterable[int]) -> None:
-        """Record that members met at a point of `come`: their calls before it were equal."""
+        """Record that members met at a point of `come`: their calls before it were equal, unless
+        they are survivors of a loss."""
         group = point.group or range(self._num_processes)
-        if not point.trail and not (point.survivors and len({*members}) < len(group)):
-            return  # no process is gone: survivors are in step, as after any other call
         key = (self._group(point.group), point.lane)
+        gone = {*group} - {*members}
+        if not point.trail and not gone:
+            return
         with self._lock:
-            if point.survivors:
+            if gone != self._gone.get(key, set()):
+                self._gone[key] = gone
                 text = f"{self._base} {sorted(members)}"
                 self._base = short_digest(text.encode()).hex()
                 self._start_again(*key)
@@ -246,12 +261,11 @@ class Trails:
             self._reported.pop(key, None)
             return old
 
-    def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
-        """Stop comparing another lane, whose first calls differ, as all know. It cannot begin again
-        on all processes at once: return these calls."""
+    def mark_reported(self, point: Point, lane: str, count: int) -> Trail:
+        """Leave the difference of a lane to its next meeting; return the calls that differ."""
         with self._lock:
             trail = self._trails.setdefault((self._group(point.group), lane), Trail())
-            trail.is_unknown = True
+            trail.is_reported = True
             return trail.first(min(count, trail.count))
 
     def beat(self) -> list[TrailMarks]:
@@ -262,7 +276,7 @@ class Trails:
             grown = [
                 (key, trail)
                 for key, trail in self._trails.items()
-                if trail.count != self._reported.get(key, 0) and not trail.is_unknown
+                if trail.count != self._reported.get(key, 0) and not trail.is_silent
             ][:_MOST_REPORTED]
             self._reported.update({key: trail.count for key, trail in grown})
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
@@ -271,7 +285,7 @@ class Trails:
         """Store a difference found by heartbeats; the main thread's next check raises it."""
         with self._lock:
             trail = self._trails.get((found.group, found.lane))
-            if trail is not None and trail.base == found.base and not trail.is_unknown:
+            if trail is not None and trail.base == found.base and not trail.is_silent:
                 self.found = found
 
     def take_found(self) -> Found | None:
@@ -280,14 +294,14 @@ class Trails:
         with self._lock:
             trail = None if found is None else self._trails.get((found.group, found.lane))
             is_new = found is not None and trail is not None and trail.base == found.base
-            return found if is_new and trail is not None and not trail.is_unknown else None
+            return found if is_new and trail is not None and not trail.is_silent else None
 
     def _beside(self, group: Group) -> list[LaneTrail]:
         """Return the trails of the group's other lanes."""
         return [
             LaneTrail(name, trail.base, trail.marks.text)
             for (members, name), trail in self._trails.items()
-            if members == group and name != "main" and trail.count and not trail.is_unknown
+            if members == group and name != "main" and trail.count and not trail.is_silent
         ]
 
     def _start_again(self, group: Group, lane: str) -> None:

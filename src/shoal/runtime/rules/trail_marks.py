@@ -126,7 +126,7 @@ def trail_versions(points: Iterable[tuple[int, Point]]) -> TrailVersions | None:
     sides: dict[str, tuple[Point, list[int]]] = {}
     for process, point in points:
         text = exact_of(point.trail)
-        if not point.survivors and text != UNKNOWN:
+        if text != UNKNOWN:
             sides.setdefault(text, (point, []))[1].append(process)
     if len(sides) < 2:
         return None
