@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import os
+import weakref
 from pathlib import Path
 
 import jax
@@ -214,6 +215,19 @@ def check_texts(texts):
     assert "process 1: weight: float32[8, 8]: values " in texts["weights"]
     assert "process 1: weight: float32[8,8] as (-, -): values " in texts["weights_of_replicas"]
     assert "initializer closes over: float32[8,8]: values " in texts["initializers"]
+
+
+def close_over(path):
+    sides = Sides(0)
+    factors = jax.numpy.ones(8)
+    kept = weakref.ref(factors)
+    shoal.manual(lambda x: x * factors, sides.rows, sides.rows)(sides.array)
+    del factors
+    Path(path, f"{shoal.process_index()}.json").write_text(json.dumps(kept() is None))
+
+
+def test_what_a_function_closes_over_is_freed_with_it(child_env, tmp_path):
+    assert both(close_over, child_env, tmp_path) == [True, True]
 
 
 REFUSED = {  # what process 1 alone gets wrong

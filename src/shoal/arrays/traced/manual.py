@@ -120,6 +120,7 @@ def manual(
                     f"manual: {argument}: {given!r} is not a layout; pass a NamedSharding or a spec"
                 )
     program = _program(fn, name, out_layouts)
+    lines_of = lru_cache(maxsize=64)(_lines_of)  # of this function: a trace holds arrays
     results = [str(given) for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout)]
 
     @wraps(fn)
@@ -137,7 +138,7 @@ def manual(
             given = region, tuple(leaf.layout for leaf in leaves), treedef, *values
             meets = not is_tracing() and len(owners_of_mesh(region.mesh)) > 1
             # The trace that runs: what `fn` closes over is in it.
-            lines = _lines_of(program.trace(*given).jaxpr) if meets else ()
+            lines = lines_of(program.trace(*given).jaxpr) if meets else ()
         except BaseException as error:
             with contextlib.suppress(Exception):  # whose call it is cannot be known
                 _fail(error, args, (in_layouts, out_layouts))
@@ -149,7 +150,6 @@ def manual(
     return region_of
 
 
-@lru_cache(maxsize=64)
 def _lines_of(trace: Any) -> tuple[str, ...]:
     """Return the lines of a trace, which `jit` keeps by signature."""
     return (*program_lines(trace, "the function"),)
