@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import weakref
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -221,7 +222,7 @@ def close_over(path):
     sides = Sides(0)
     factors = jax.numpy.ones(8)
     kept = weakref.ref(factors)
-    shoal.manual(lambda x: x * factors, sides.rows, sides.rows)(sides.array)
+    shoal.manual(partial(jax.numpy.multiply, factors), sides.rows, sides.rows)(sides.array)
     del factors
     Path(path, f"{shoal.process_index()}.json").write_text(json.dumps(kept() is None))
 

@@ -98,7 +98,7 @@ def ckpt(*arguments):
     raise result.exception
 
 
-def test_a_step_that_is_such_a_link(link, tmp_path, alone):
+def test_a_step_that_is_such_a_link(link, tmp_path, alone, caplog):
     with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
         ckpts.save(1, {"w": np.ones(2)})
     step = tmp_path / "run" / step_name(2)
@@ -109,14 +109,15 @@ def test_a_step_that_is_such_a_link(link, tmp_path, alone):
         ckpts.latest,
         ckpts.restore,
         lambda: ckpts.resume(None, {}),
-        lambda: ckpts.latest(skip_corrupt=True),
-        lambda: Checkpoints(tmp_path / "run", coordinator=alone),
         *(partial(call, 2) for call in (ckpts.restore, ckpts.pin, ckpts.info, ckpts.delete)),
     ):
         with pytest.raises(StorageError) as caught:
             call()
         assert words in str(caught.value)
     assert restored(ckpts, 1) == [1, 1]
+    assert ckpts.all_steps(skip_corrupt=True) == (1,)
+    assert ckpts.latest(skip_corrupt=True) == 1
+    assert words in caplog.text
 
 
 def restored(ckpts, step):

@@ -209,13 +209,18 @@ def _committed(
     found: dict[int, Commit | CheckpointError | None] = {}
     failed: list[int] = []
 
+    def is_skipped(error: Commit | CheckpointError | None, store: Store) -> bool:
+        if isinstance(error, StorageError):  # a link to a volume that is not mounted, for example
+            return bool(skipped) and store.is_link and bool(store.why_absent())
+        return isinstance(error, skipped)
+
     def look(own: Iterator[tuple[int, Store]]) -> None:
         for step, store in own:
             try:
                 found[step] = store.committed()
             except CheckpointError as error:
                 found[step] = error
-                if not isinstance(error, skipped):
+                if not is_skipped(error, store):
                     failed.append(step)
             if failed:  # steps are taken in order: all before the first of these are read
                 return
@@ -226,7 +231,7 @@ def _committed(
             commit = found[step]
             if isinstance(commit, Commit):
                 yield CommittedStep(step, store, commit)
-            elif isinstance(commit, skipped):
+            elif is_skipped(commit, store):
                 if faults is None:
                     _LOG.warning("step %d is left out: %s", step, commit)
                 else:
@@ -295,17 +300,12 @@ def retain(
     """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
 
     The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
-    damaged or of a newer format, that is in `damaged`, or that is a link which leads nowhere, is
-    left alone, and counts for no policy.
+    damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
     If some steps cannot be deleted, the others still are, and the first error is raised.
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
-    pairs = [
-        (step, store)
-        for step, store in root.steps()
-        if step not in damaged and not (store.is_link and store.why_absent())
-    ]
+    pairs = [one for one in root.steps() if one[0] not in damaged]
     at_once = root.pace.looks
     steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
     if (last := max(steps, default=saved)) > saved:

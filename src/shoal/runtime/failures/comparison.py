@@ -6,7 +6,6 @@ what is different, and what a call needs to be equal, are here and nowhere else.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -189,6 +188,8 @@ def with_late(
       like: a process of that side.
       shown: the error that shows that side, if it is another.
     """
+    import dataclasses  # here, as the facts: the meeting place needs neither
+
     from shoal.runtime.failures.facts import Difference, ProcessSet
 
     found = (shown or error).difference
