@@ -175,7 +175,7 @@ def check_moves(first, second, third):
     assert [told[:2] for told in first] == [
         ["permutes", 64], ["permutes", 128], ["permutes", 0], ["permutes", 128],
     ]  # fmt: skip
-    assert "PointToPoint(4 sends in 2 rounds, 256 B; 4 devices on 2 hosts)" in first[1][2]
+    assert "PointToPoint(4 sends in 2 rounds, 256 B; 4 devices on 2 processes)" in first[1][2]
 
 
 def check_differences(first, second, third):
