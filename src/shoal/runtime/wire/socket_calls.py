@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class LinkError(OSError):
+class LinkError(ConnectionError):
     """A connection failed, or does not come up."""
 
 
