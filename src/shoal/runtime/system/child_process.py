@@ -23,16 +23,20 @@ class Spawned:
     def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         # A file, not a pipe: later output must not block it, nor hold the parent's stderr open.
         self._errors = open_memory_file()
-        self._process = subprocess.Popen(
-            # -P: the directory of the user's script must not shadow its imports.
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-            env=uninspected({**own_environment(), **(env or {})}),
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                # -P: the directory of the user's script must not shadow its imports.
+                [sys.executable, "-P", "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                bufsize=0,
+                env=uninspected({**own_environment(), **(env or {})}),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._errors.close()
+            raise
         self._why = ""
         self.pid = self._process.pid
         self.stdin = cast("IO[bytes]", self._process.stdin)
@@ -72,13 +76,17 @@ class Spawned:
         self.stdout.close()
         self._process.kill()
         code = self._process.wait()
-        self._why = why or f"it ended, code {code}"
+        self._why = self._last_line() or why or f"it ended, code {code}"
+        self._errors.close()
 
     def last_words(self) -> str:
         """Return the last line that it wrote to stderr; if none, why there was no first line."""
+        return self._why or self._last_line()
+
+    def _last_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else self._why
+        return lines[-1] if lines else ""
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait until it has ended; return its exit code.
