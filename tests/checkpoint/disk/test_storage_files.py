@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from checkpoint.open_files import open_files_below
 from shoal.checkpoint.disk import direct
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.errors import StorageError, StorageFullError, UsageError
@@ -37,14 +38,12 @@ def _refuse_to_allocate(monkeypatch, number: int) -> None:
 def test_a_full_disk_is_found_when_the_file_is_opened(tmp_path, monkeypatch, number):
     _refuse_to_allocate(monkeypatch, number)
     folder = LocalFolder(tmp_path)
-    handles = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     with pytest.raises(StorageFullError) as caught:
         folder.open_new("x", 1 << 30)
     assert caught.value.needed_bytes == 1 << 30
     assert caught.value.free_bytes
     assert folder.names() == []
-    if handles:
-        assert os.listdir("/proc/self/fd") == handles
+    assert open_files_below(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
