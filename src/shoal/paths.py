@@ -82,10 +82,8 @@ def host_of(text: str) -> str:
     host = _HOST.fullmatch(address)
     if host is None:
         return ""
-    # A secret may hold a slash.
-    if not _OF_ACCOUNT.fullmatch(address) and (
-        "@" in host[1] or (":" in host[1] and "@" in host[2])
-    ):
+    has_login = "@" in host[1] or (":" in host[1] and "@" in host[2])  # a secret may hold a slash
+    if has_login and not _OF_ACCOUNT.fullmatch(address):
         raise UsageError(
             "an address must not hold credentials: pass them as options of shoal.Bucket"
         )

@@ -502,8 +502,11 @@ def rows_layout(layouts: Layouts) -> Layout:
                 f"feed: {one!r} cannot be resolved before there are leaves: pass layouts"
             )
         layout = split_layout("feed", one)
-        kept = without_dims if isinstance(one, Layout) and not one.rank else layouts_seen
-        kept[Layout(layout.mesh, layout.dims[0])] = None
+        rows = Layout(layout.mesh, layout.dims[0])
+        if isinstance(one, Layout) and not one.rank:
+            without_dims[rows] = None
+        else:
+            layouts_seen[rows] = None
     layouts_seen = layouts_seen or without_dims
     if len(layouts_seen) != 1:
         raise UsageError(

@@ -49,7 +49,7 @@ def agree_on_program(
       leaves: what the program takes, with the layouts that it is to have.
       arrays: the arrays among it, by path, whose present layouts must be equal.
       options: further lines that must be equal.
-      nodes: the line of the tree, shown where the leaves are equal.
+      nodes: lines that are shown where the leaves are equal: of the tree, or of a program.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:

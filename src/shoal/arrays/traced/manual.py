@@ -120,7 +120,8 @@ def manual(
                     f"manual: {argument}: {given!r} is not a layout; pass a NamedSharding or a spec"
                 )
     program = _program(fn, name, out_layouts)
-    lines_of = lru_cache(maxsize=64)(_lines_of)  # of this function: a trace holds arrays
+    # Kept by trace, as `jit` keeps traces by signature; with this function, since they hold arrays.
+    lines_of = lru_cache(maxsize=64)(partial(program_lines, what="the function"))
     results = [str(given) for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout)]
 
     @wraps(fn)
@@ -148,11 +149,6 @@ def manual(
         return program(*given)
 
     return region_of
-
-
-def _lines_of(trace: Any) -> tuple[str, ...]:
-    """Return the lines of a trace, which `jit` keeps by signature."""
-    return (*program_lines(trace, "the function"),)
 
 
 def _agree(

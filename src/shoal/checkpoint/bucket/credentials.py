@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import UsageError
 
-_REFRESH = timedelta(
-    minutes=5
-)  # obstore keeps only what lasts for longer: it asks for each request
+_REFRESH = timedelta(minutes=5)  # obstore keeps only what lasts longer: it asks at each request
 _AWS_FILES = (  # of boto3: the variable that names the file, and where it is otherwise
     ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
     ("AWS_CONFIG_FILE", "~/.aws/config"),

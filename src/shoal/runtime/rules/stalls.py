@@ -64,7 +64,7 @@ class Idle(NamedTuple):
 
     @property
     def is_slow(self) -> bool:
-        """Does its main thread work, as far as can be told from its processor time?"""
+        """Does its main thread work, judging by its processor time?"""
         return self.main_share >= _BUSY and (self.has_returned or not self.may_poll)
 
     @property

@@ -284,17 +284,21 @@ class Trails:
     def receive(self, found: Found) -> None:
         """Store a difference found by heartbeats; the main thread's next check raises it."""
         with self._lock:
-            trail = self._trails.get((found.group, found.lane))
-            if trail is not None and trail.base == found.base and not trail.is_silent:
+            if self._is_new(found):
                 self.found = found
 
     def take_found(self) -> Found | None:
         """Return the stored difference, once, unless a meeting has reported it meanwhile."""
         found, self.found = self.found, None
         with self._lock:
-            trail = None if found is None else self._trails.get((found.group, found.lane))
-            is_new = found is not None and trail is not None and trail.base == found.base
-            return found if is_new and trail is not None and not trail.is_silent else None
+            if found is None or not self._is_new(found):
+                return None
+            return found
+
+    def _is_new(self, found: Found) -> bool:
+        """Return whether the calls of a difference are still compared, and it is not reported."""
+        trail = self._trails.get((found.group, found.lane))
+        return trail is not None and trail.base == found.base and not trail.is_silent
 
     def _beside(self, group: Group) -> list[LaneTrail]:
         """Return the trails of the group's other lanes."""

@@ -1,4 +1,4 @@
-"""Calls of sockets, whose own errors are told from what a signal handler raises.
+"""Socket calls that distinguish the socket's own errors from exceptions of signal handlers.
 
 Python runs signal handlers inside of calls that block, and lets their exceptions leave the call: a
 program's time-out by SIGALRM raises TimeoutError out of `recv`, and so does the socket. So errors
