@@ -265,3 +265,10 @@ def test_what_several_of_its_threads_have_mixed_is_not_shown():
     shown, log = speak(a_pipe(), [line + b"\n" for line in [*mixed, told, b"12"]])
     assert shown == b"p0| " + told + b"\np0| 12\n"
     assert all(line in log.data for line in mixed)
+
+
+def test_threads_of_a_process_may_mark_at_the_same_time():
+    first, second = BEGIN + b"a\n", BEGIN + b"b\n"
+    shown, log = speak(a_pipe(), [first, second + END, b"still a\n" + END, END, b"for all\n"])
+    assert shown == b"p0| for all\n"
+    assert log.data == b"a\nb\nstill a\nfor all\n"

@@ -129,7 +129,7 @@ class LineStream:
         self._rest = b""  # the unfinished line
         self._shown = b""  # the part of it that is shown
         self._held = b""  # what may be the beginning of a mark
-        self._is_for_log = False  # between two marks of `last_record.for_the_log`
+        self._for_log = 0  # blocks of `last_record.for_the_log` that are open: one per thread
         self._redraws = False  # it is a progress bar
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -138,7 +138,7 @@ class LineStream:
             self._feed(piece, now_s)
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield what is between the marks, which set `_is_for_log`."""
+        """Yield what is between the marks, which set `_for_log`."""
         data, self._held = self._held + data, b""
         while found := _MARK.search(data):
             if found.start():
@@ -147,7 +147,7 @@ class LineStream:
             if self._rest and self._outlet is not None:
                 self._finish(self._outlet, self._rest)
                 self._rest = b""
-            self._is_for_log = found[0] == BEGIN
+            self._for_log = max(0, self._for_log + (1 if found[0] == BEGIN else -1))
         at = data.find(_ESCAPE, max(0, len(data) - _MARK_BYTES))
         while at >= 0 and not any(mark.startswith(data[at:]) for mark in (BEGIN, END)):
             at = data.find(_ESCAPE, at + 1)
@@ -161,7 +161,7 @@ class LineStream:
         self._log.write(lines + newline)
         if len(self._unlogged) > _LINE_BYTES:
             self._log_unfinished()
-        if self._outlet is not None and not self._is_for_log:
+        if self._outlet is not None and not self._for_log:
             self._show_lines(self._outlet, data)
         if not self._rest and not self._unlogged:
             self.due_s = None

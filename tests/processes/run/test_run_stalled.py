@@ -202,6 +202,7 @@ def stand_still(seconds):
         if shoal.process_index() == 1:
             print("stands", flush=True)
         time.sleep(seconds)
+        shoal.barrier("all have stood")  # the first to go on is no process that left
 
 
 def test_without_a_limit_it_is_reported_once_with_the_places_of_all():

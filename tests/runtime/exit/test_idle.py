@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import time
 import types
 from functools import partial
 
@@ -328,3 +329,29 @@ def test_the_probe_of_a_real_main_thread():
     probe.post()  # from the main thread itself
     while not probe.has_returned:
         pass
+
+
+def test_the_time_of_the_watcher_itself_is_no_work():
+    """It measures in its own thread, and another thread's time counts."""
+
+    def burn():
+        until = time.thread_time() + 0.3
+        while time.thread_time() < until:
+            pass
+
+    def watch(before, after):
+        start = idle._cpu_times()
+        before()
+        after.append(idle._cpu_times()[1] - start[1])
+
+    def beside():
+        worker = threading.Thread(target=burn)
+        worker.start()
+        worker.join()
+
+    for work in (burn, beside):
+        after = []
+        watcher = threading.Thread(target=watch, args=(work, after))
+        watcher.start()
+        watcher.join()
+        assert (after[0] > 0.29) == (work is beside), after

@@ -361,8 +361,12 @@ def _own_stacks() -> str:
 
 
 def _cpu_times() -> tuple[float, float]:
-    """Return the processor time of the main thread, and of all threads, seconds."""
-    main, all_s = threading.main_thread(), time.process_time()
+    """Return the processor time of the main thread, and of all threads but the caller, seconds.
+
+    The caller is the watcher, whose own looks are no work of the program: on a slow machine they
+    use more of a core than the least that counts as work.
+    """
+    main, all_s = threading.main_thread(), time.process_time() - time.thread_time()
     if not (hasattr(time, "pthread_getcpuclockid") and main.ident and main.is_alive()):
         return all_s, all_s
     return time.clock_gettime(time.pthread_getcpuclockid(main.ident)), all_s
