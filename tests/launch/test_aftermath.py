@@ -21,6 +21,7 @@ from shoal.runtime.failures.facts import (
 from shoal.runtime.failures.last_record import LastRecord, cause_of
 from shoal.runtime.failures.rendering import plain_text
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import is_torn
 from shoal.runtime.system.progress_file import Reached
 
 BARRIER = Point("step", fingerprint="barrier", site="train.py:6 (main)")
@@ -32,14 +33,15 @@ def ended(process, error=None, *, code=1, because_of=None, failed_s=2.0, **more)
     if error is not None:
         cause = cause_of(error, process=process, step=3, point=BARRIER)
         peers = None if because_of is None else ProcessSet(because_of)
-        record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers)
+        torn = is_torn(error)
+        record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers, is_torn=torn)
     log = f"/logs/p{process:04d}.log"
     return Ending(process, code, failed_s, log=log, record=record, ended_s=failed_s, **more)
 
 
 def failure_of(*endings):
     job = EndedJob(endings, len(endings), 1.0)
-    return job.of_process(endings[0], endings[0].code if endings[0].code > 0 else 1)
+    return job.of_processes(endings[:1], endings[0].code if endings[0].code > 0 else 1)
 
 
 def learned(process, of):

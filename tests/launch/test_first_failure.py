@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.errors import (
+    CorruptCheckpointError,
+    DeadlineError,
+    DivergenceError,
+    PeerFailedError,
+    ProcessLostError,
+    UsageError,
+)
 from shoal.launch.news import Gone, KeeperNews, News
 from shoal.launch.report import (
     Ending,
     cause_of,
     dead_host_keeper,
     exit_code,
-    first_failure,
+    first_failures,
     is_from_outside,
 )
-from shoal.runtime.failures.facts import Memory
+from shoal.runtime.failures.facts import Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.last_record import cause_of as cause_of_error
+from shoal.runtime.system.failure_words import is_torn
+
+
+def first_failure(endings):
+    return next(iter(first_failures(endings)), None)
+
 
 CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
 TIMES = st.one_of(st.none(), st.floats(1, 100))
@@ -57,6 +72,16 @@ def test_a_frozen_process_is_what_the_others_lost():
     raised = Ending(0, 1, 3.0)  # not because of it
     assert first_failure([raised, frozen]) == raised
     assert first_failure([frozen]) is None  # somebody froze it, and pressed Ctrl-C
+
+
+def ended(error, code=None, *, process=1, because_of=None, failed_s=1.0, **more):
+    """Return the end of a process that has recorded an exception."""
+    cause = cause_of_error(error)
+    code = cause.exit_code if code is None else code
+    peers = None if because_of is None else ProcessSet(because_of)
+    torn = peers is None and is_torn(error)
+    record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers, is_torn=torn)
+    return Ending(process, code, failed_s, record=record, **more)
 
 
 def failed(at_s, words="exited with code 3", *, follows=False):
@@ -118,7 +143,7 @@ def test_an_exception_of_its_own_is_the_first_however_long_its_process_takes_to_
 
 @pytest.mark.parametrize("code", [71, 72, 75])
 def test_codes_of_its_own_choice_are_its_own(code):
-    own = Ending(1, code, 2.0, gone=failed(2.0, f"exited with code {code} (a.py:1 (f))"))
+    own = ended(SystemExit(code), code, failed_s=2.0)
     later = Ending(2, 9, 3.0, gone=failed(2.5, "exited with code 9 (a.py:2 (f))"))
     follows = Ending(0, 72, 3.0, gone=failed(2.2, FOLLOWS, follows=True))
     assert first_failure([follows, own, later]) == own
@@ -176,16 +201,11 @@ def test_codes_are_those_of_a_shell():
     assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,))) == 1
 
 
-def recorded(error, **more):
-    cause = cause_of_error(error)
-    return Ending(0, 1, 1.0, record=LastRecord(pid=1, at_s=1.0, cause=cause), **more)
-
-
 def test_the_cause_is_the_exception_and_its_place_in_the_program():
     try:
         json.loads("{")
     except ValueError as error:
-        root = recorded(error)
+        root = ended(error)
     line = test_the_cause_is_the_exception_and_its_place_in_the_program.__code__.co_firstlineno + 2
     assert cause_of(root) == f"JSONDecodeError at test_first_failure.py:{line}"
     assert cause_of(root._replace(record=None)) == ""
@@ -194,13 +214,13 @@ def test_the_cause_is_the_exception_and_its_place_in_the_program():
     assert [cause_of(root._replace(code=code)) for code in (71, 72, 73, 74)] == [""] * 4
     assert cause_of(root._replace(code=70))
     assert cause_of(root._replace(code=3)) == ""  # it goes on after an exception, then exits
-    assert cause_of(recorded(SystemExit(1))) == ""
+    assert cause_of(ended(SystemExit(1))) == ""
 
 
 def test_the_cause_of_an_error_in_the_syntax_is_its_line():
     with pytest.raises(SyntaxError) as raised:
         compile("x = 1\ny = = 1\n", "/home/me/train.py", "exec")
-    assert cause_of(recorded(raised.value)) == "SyntaxError at train.py:2"
+    assert cause_of(ended(raised.value)) == "SyntaxError at train.py:2"
 
 
 @pytest.mark.parametrize(
@@ -242,3 +262,118 @@ def test_a_keeper_of_another_host_may_have_the_pid_of_a_child():
         "a": None,
         "b": -9,
     }
+
+
+# ---- Ways to end in which the first to end, or to fail, is not the root.
+
+GLOO = RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
+
+
+def caught(error):
+    """Return SystemExit(9) of a program that has caught an error."""
+    try:
+        try:
+            raise error
+        except RuntimeError:
+            sys.exit(9)
+    except SystemExit as exited:
+        return exited
+
+
+def left(process, at_s, code=0):
+    return Ending(process, code, None, left=Gone("left", "left the job", at_s))
+
+
+def test_what_processes_find_together_comes_before_what_breaks_with_them():
+    """Also where the all-reduce breaks before the others have ended."""
+    for error in (
+        DivergenceError("assert_same"),
+        DeadlineError("b", name="b", missing=[1], waited_s=3.0),
+    ):
+        torn = ended(GLOO, failed_s=1.0)
+        found = ended(error, process=0, failed_s=1.1)
+        assert first_failures([torn, found]) == [found]
+        assert exit_code(found) == error.exit_code
+    learned = ended(PeerFailedError("b", failed={1: "x"}), process=0, because_of=[1], failed_s=0.5)
+    assert first_failures([torn, learned]) == [torn]
+
+
+def test_a_death_by_a_signal_comes_before_what_breaks_with_it():
+    for error in (GLOO, caught(GLOO)):
+        torn = ended(error, failed_s=1.0)
+        killed = Ending(2, -9, 1.2)
+        assert first_failures([torn, killed]) == [killed]
+        assert exit_code(killed) == 137
+
+
+@pytest.mark.parametrize("error", [GLOO, caught(GLOO), PeerFailedError("b", failed={1: "left"})])
+def test_those_that_left_in_order_are_the_root_of_what_failed_without_them(error):
+    peers = [1, 2] if isinstance(error, PeerFailedError) else None
+    waits = [ended(error, process=p, because_of=peers, failed_s=5.0) for p in (0, 3)]
+    rows = [waits[0], left(1, 4.0), left(2, 3.0), waits[1]]
+    assert [one.process for one in first_failures(rows)] == [2, 1]
+    assert exit_code(rows[1]) == PeerFailedError.exit_code
+    later = [waits[0], left(1, 6.0), left(2, 7.0), waits[1]]
+    assert first_failures(later) == [waits[0]]
+    own = ended(ValueError("no data"), process=4, failed_s=6.0)
+    assert first_failures([*rows, own]) == [own]
+
+
+def test_an_error_that_names_others_is_not_of_those_that_left():
+    waits = ended(PeerFailedError("b", failed={2: "x"}), process=0, because_of=[2])
+    assert first_failures([waits, left(1, 0.5)]) == [waits]
+
+
+def asked(ending):
+    return ending._replace(asked_s=0.5)
+
+
+@pytest.mark.parametrize("code", [0, 75, -15, 143])
+def test_processes_that_end_as_asked_have_not_failed(code):
+    obeys = asked(Ending(0, code, 2.0))
+    follows = asked(ended(PeerFailedError("b", failed={0: "x"}), because_of=[0]))
+    assert first_failures([obeys, follows, asked(ended(GLOO, process=2))]) == []
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ended(OSError("disk full")),
+        ended(SystemExit(5)),
+        ended(DivergenceError("b")),
+        Ending(1, -9, 1.0, gone=Gone("lost", "its connection closed (killed?)", 0.9)),
+        Ending(1, -11, 1.0),
+        Ending(1, 5, 1.0),
+    ],
+    ids=["raises", "exits", "diverges", "killed", "crashes", "exits natively"],
+)
+def test_what_a_process_does_after_it_was_asked_to_end_is_its_own(own):
+    obeys = asked(Ending(0, -15, 0.9))
+    follows = asked(ended(PeerFailedError("b", failed={1: "x"}), process=2, because_of=[1]))
+    assert first_failures([obeys, asked(own), follows]) == [asked(own)]
+    # One that had to be killed has not failed by itself.
+    killed = asked(Ending(1, -9, None, (signal.SIGKILL,), sent_s=1.0))
+    assert first_failures([obeys, killed]) == []
+
+
+def test_the_code_is_that_of_its_own_end_where_the_launcher_had_to_end_it():
+    sent = {"code": -15, "sent": (signal.SIGTERM,)}
+    assert exit_code(ended(SystemExit(9), **sent)) == 9
+    assert exit_code(ended(SystemExit("no data"), **sent)) == 1
+    assert exit_code(ended(KeyError("own"), **sent)) == 1
+    assert exit_code(ended(CorruptCheckpointError("x"), **sent)) == 76
+    assert exit_code(ended(UsageError("before initialize"), 1)) == 2
+
+
+def test_a_process_that_lives_on_without_its_connection_was_lost():
+    gone = Gone("lost", "its connection closed (killed?)", 2.0)
+    apart = Ending(1, -15, None, (signal.SIGTERM,), sent_s=3.0).with_report(gone)
+    learned = ended(ProcessLostError("b", lost={1: "x"}), process=0, because_of=[1], failed_s=2.1)
+    assert first_failures([learned, apart]) == [apart]
+    assert exit_code(apart) == ProcessLostError.exit_code
+    assert not Ending(1, -11, 2.0).with_report(gone).is_lost
+
+
+def test_a_keeper_that_the_launcher_killed_is_not_blamed():
+    aborted = Ending(1, -6, 5.0)
+    assert dead_host_keeper(aborted, [KeeperNews(77, "vm", (0, 1), code=-9)]) is None

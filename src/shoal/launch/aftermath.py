@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.errors import PeerFailedError, ProcessLostError
-from shoal.launch.news import KeeperNews
+from shoal.errors import ProcessLostError
+from shoal.launch.news import KeeperNews, Whereabouts
 from shoal.launch.output import is_notice
 from shoal.launch.report import (
+    LEARNED,
     Ending,
     fails_by_itself,
     is_signal_from_outside,
@@ -38,7 +39,7 @@ from shoal.runtime.failures.headline import advice_of, as_reported, job_headline
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import is_of_runtime, listed
+from shoal.runtime.system.failure_words import listed
 
 # Of errors that all processes of a meeting share.
 _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
@@ -46,7 +47,6 @@ _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
-_LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 _NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
 _CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
@@ -108,27 +108,37 @@ class EndedJob(NamedTuple):
         )
         return failure if headline else dataclasses.replace(failure, headline=job_headline(failure))
 
-    def of_process(self, root: Ending, code: int) -> JobFailure:
-        """Return the failure of a job whose first failure is that of a process."""
+    def of_processes(self, roots: Sequence[Ending], code: int) -> JobFailure:
+        """Return the failure of a job whose first failure is that of a process; of several, if
+        these left in order, and others missed them."""
+        root, *with_it = roots
         first = self._cause(root)
         shared = [e for e in self.endings if _kind(e) == first.kind]
         if first.kind in _SHARED and root.record is not None:
             return self.failure(first.kind, code, [self._of_all(first, shared)])
-        own = [e for e in self.endings if e.process != root.process and _is_independent(e)]
+        own = with_it or [
+            e for e in self.endings if e.process != root.process and _is_independent(e)
+        ]
         own.sort(key=lambda ending: ending.known_failed_s or 0.0)
         causes = grouped((first, *map(self._cause, own)), is_ordered=True)
         return self.failure(first.kind, code, causes)
 
     def _cause(self, ending: Ending) -> Cause:
         """Return the failure of one process."""
-        at_s = None
-        if ending.known_failed_s is not None:
-            at_s = round(ending.known_failed_s - self.start_s, 3)
+        at_s, left = ending.known_failed_s, ending.left if ending.has_left else None
+        if left is not None:
+            at_s = left.at_s
+        if at_s is not None:
+            at_s = round(at_s - self.start_s, 3)
         log = os.path.basename(ending.log)
         cause = _recorded(ending) or _by_itself(ending)
-        code = None if ending.sent else shell_code(ending.code)
+        code: int | None = shell_code(ending.code)
+        if left is not None:
+            code = 0
+        elif ending.sent:  # the code of its own end, if it chose one
+            code = cause.exit_code if cause.kind == "exit" else None
         place, step = _last_call(ending, cause)
-        at = ending.gone.at if ending.gone is not None else None
+        at = _whereabouts(ending)
         is_past = cause.error is None and at is not None and not at.is_waiting
         words = cause.words
         if cause.kind not in _SHARED and (raised := _thread_of(ending)) is not None:
@@ -275,11 +285,16 @@ def _recorded(ending: Ending) -> Cause | None:
 
 def _last_call(ending: Ending, cause: Cause) -> tuple[CallPlace | None, int | None]:
     """Return the last call and step of a process: as it recorded them, or as others know them."""
-    at = ending.gone.at if ending.gone is not None else None
+    at = _whereabouts(ending)
     place, step = cause.place or (at and at.place), cause.step
     if step is None:
         step = at.step if at is not None and ending.step < 0 else ending.step
     return place, None if step is None or step < 0 else step
+
+
+def _whereabouts(ending: Ending) -> Whereabouts | None:
+    gone = ending.gone or ending.left
+    return None if gone is None else gone.at
 
 
 def _by_itself(ending: Ending) -> Cause:
@@ -287,7 +302,7 @@ def _by_itself(ending: Ending) -> Cause:
     cause = Cause(processes=ProcessSet(), kind="exit", last_output=_last_output(ending.output))
     if ending.was_frozen or ending.is_lost:
         return dataclasses.replace(cause, kind="lost", words=(_lost(ending),))
-    if ending.code < 0:
+    if ending.code < 0 and not ending.has_left:
         name, is_outside = signal_name(-ending.code), is_signal_from_outside(ending.code)
         return dataclasses.replace(
             cause,
@@ -301,7 +316,9 @@ def _by_itself(ending: Ending) -> Cause:
     if ending.gone is not None and ending.gone.state == "failed":
         reported = as_reported(ending.gone.words)
         return dataclasses.replace(reported, last_output=cause.last_output)
-    if ending.code == 0:
+    if ending.has_left:
+        words = "It had left the job in order, and others waited for it."
+    elif ending.code == 0:
         words = "It ended before it left the job: os._exit, exit() in native code, or "
         words += "initialize(hooks=False) without shutdown()."
     elif ending.code == REQUEUE:
@@ -346,13 +363,12 @@ def _last_output(output: str) -> tuple[str, ...]:
 
 
 def _thread_of(ending: Ending) -> LastRecord | None:
-    """Return the last exception that ended a thread of a process, if it was its own."""
-    own = [
-        one
-        for one in ending.threads
-        if one.because_of is None and one.cause.error and one.cause.error.type not in _LEARNED
-    ]
-    return own[-1] if own else None
+    """Return the last exception that ended a thread of a process, if it was its own, and is not
+    that of the process."""
+    own = ending.own_threads
+    error = own[-1].cause.error if own else None
+    is_same = ending.record is not None and ending.record.cause.error == error
+    return None if is_same or not own else own[-1]
 
 
 def _kind(ending: Ending) -> str:
@@ -368,8 +384,7 @@ def _is_independent(ending: Ending) -> bool:
     if kind in _SHARED or not (kind == "exception" or fails_by_itself(ending)):
         return False
     error = record.cause.error
-    words = f"{error.type}: {error.message}" if error else ""
-    return not is_of_runtime(words) and bool(error and error.type != _CTRL_C)
+    return error is not None and error.type != _CTRL_C and not record.is_torn
 
 
 def _processes(causes: Iterable[Cause]) -> ProcessSet:
@@ -379,7 +394,7 @@ def _processes(causes: Iterable[Cause]) -> ProcessSet:
 def _ended(endings: Sequence[Ending]) -> tuple[Others, ...]:
     """Group the processes of a job that was stopped: apart are those that had ended well before,
     and those that had to be killed."""
-    first_s = min((ending.sent_s for ending in endings), default=math.inf)
+    first_s = min((min(one.sent_s, one.asked_s) for one in endings), default=math.inf)
     groups: dict[Others, list[int]] = {}
     for ending in endings:
         other = Others(processes=ProcessSet(), state="ended")
@@ -410,12 +425,17 @@ def _other(ending: Ending) -> Others:
     if record is not None and _only_learned(record):
         place, _ = _last_call(ending, record.cause)
         place = place and dataclasses.replace(place, age_s=None)
-        state = "waiting" if place is not None and place.call else "running"
-        return Others(processes=none, state=state, place=place, exit_code=code)
+        line = _line_of(record.cause)
+        # Its error was raised at the call in which it waited, or else at a later line.
+        if place is not None and place.call and (line is None or _is_same_line(place, line)):
+            return Others(processes=none, state="waiting", place=place, exit_code=code)
+        return Others(processes=none, state="running", place=line, exit_code=code)
     if record is not None and record.cause.error and record.cause.error.type == _CTRL_C:
         return Others(processes=none, state="running", place=_line_of(record.cause))
-    if ending.sent:
-        name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
+    if ending.sent or ending.has_obeyed:
+        name = signal.SIGTERM.name
+        if ending.sent:
+            name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
         is_deaf = ending.joined_by_jax and name == signal.SIGKILL.name
         return Others(processes=none, state="running", ended_by=name, joined_by_jax=is_deaf)
     if record is not None and record.cause.error is not None and record.cause.kind != "exit":
@@ -433,7 +453,7 @@ def _only_learned(record: LastRecord) -> bool:
     error = record.cause.error
     if record.cause.kind in (*_SHARED, "exit"):
         return record.cause.kind != "exit" or record.because_of is not None
-    return record.because_of is not None and error is not None and error.type in _LEARNED
+    return record.because_of is not None and error is not None and error.type in LEARNED
 
 
 def _line_of(cause: Cause) -> CallPlace | None:
@@ -442,6 +462,10 @@ def _line_of(cause: Cause) -> CallPlace | None:
         return cause.place
     frame = cause.frames[-1]
     return CallPlace(file=frame.file, line=frame.line, source=frame.source)
+
+
+def _is_same_line(one: CallPlace, other: CallPlace) -> bool:
+    return (one.file, one.line) == (other.file, other.line)
 
 
 def _hosts(endings: Sequence[Ending]) -> Mapping[str, ProcessSet]:

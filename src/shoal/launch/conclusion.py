@@ -17,7 +17,7 @@ from shoal.launch.report import (
     dead_host_keeper,
     exit_code,
     fails_by_itself,
-    first_failure,
+    first_failures,
     is_from_outside,
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
@@ -25,6 +25,8 @@ from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
+
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to end
 
 
 class Loss(NamedTuple):
@@ -86,18 +88,22 @@ def _conclude(facts: Facts) -> Conclusion:
     is_requeue = bool(news.has_notice or news.preempted)
     failed = [e for e in endings if not (is_requeue and e.code == REQUEUE)]
     is_alike = {e.code for e in endings} <= {0, REQUEUE}  # a program that has its own reason
-    root = None if is_alike else first_failure(failed)
+    roots = [] if is_alike else first_failures(failed)
+    root = roots[0] if roots else None
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(job, facts.losses, news)
     if news.stalled and any(map(_has_stalled, endings)):
         return _stalled(job, news)
     if facts.trouble:
         return _troubled(job, facts)
-    if root:
-        return _failed(root, job, news)
+    if roots:
+        return _failed(roots, job, news)
     codes = {ending.code for ending in endings}
     if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
         return _interrupted(job, facts.interrupted)
+    if facts.interrupted in _REQUESTS and codes == {0} and not is_requeue:
+        if any(ending.asked_s < math.inf or ending.sent for ending in endings):
+            return _interrupted(job, facts.interrupted)  # by handlers of the program's own
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
@@ -182,18 +188,19 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
 
 def _interrupted(job: EndedJob, number: signal.Signals) -> Conclusion:
     code = 128 + number
-    sent_s = min((e.sent_s for e in job.endings), default=math.inf)
+    sent_s = min((min(e.sent_s, e.asked_s) for e in job.endings), default=math.inf)
     at_s = sent_s if sent_s < math.inf else None
     return Conclusion(code, failure=job.stopped("interrupted", code, at_s, name=number.name))
 
 
-def _failed(root: Ending, job: EndedJob, news: News) -> Conclusion:
+def _failed(roots: Sequence[Ending], job: EndedJob, news: News) -> Conclusion:
     """Return the conclusion about the first failure."""
+    root = roots[0]
     keeper = dead_host_keeper(root, news.host_keepers.values())
     if keeper is not None:
         failure = of_keeper(job, keeper)
     else:
-        failure = job.of_process(root, exit_code(root))
+        failure = job.of_processes(roots, exit_code(root))
     is_explained = any(cause.wait is not None for cause in failure.causes)
     absent = "" if is_explained else news.absent_words()
     if failure.kind == "not_joined" and news.joined and absent:

@@ -400,7 +400,11 @@ class Job:
             again = "; Ctrl-C again kills them now" if self._interrupts else ""
             self._print(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
         kill_at_s = self._kill_at_s
-        self._end(number if number == signal.SIGINT else signal.SIGTERM)
+        if number in _ENDINGS:
+            self._limit_end()
+            self._processes.ask(signal.SIGTERM)
+        else:
+            self._end(number if number == signal.SIGINT else signal.SIGTERM)
         if number in _ENDINGS and self._has_time:
             self._kill_at_s = kill_at_s  # said once more
         elif number in _ENDINGS and not self._processes.failed:
@@ -414,9 +418,13 @@ class Job:
         SIGINT goes to grandchildren too, as from a terminal. SIGTERM does not, as with `kill`:
         helpers that a process needs to save its work (data loaders) stay alive.
         """
+        self._limit_end()
+        self._processes.end(number, groups=number == signal.SIGINT)
+
+    def _limit_end(self) -> None:
+        """Schedule the kill of processes that are asked to end now."""
         self._terminate_at_s = math.inf
         self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
-        self._processes.end(number, groups=number == signal.SIGINT)
 
     def _end_survivors(self) -> None:
         """Ask the survivors of a failure to end; kill those that would not.

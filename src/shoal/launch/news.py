@@ -37,7 +37,7 @@ class Gone(NamedTuple):
     at_s: float  # on the monotonic clock, which all processes of a host share
     is_dismissed: bool = False  # declared lost for its silence, while its connection stood
     follows: bool = False  # it failed because of others, as it reported
-    at: Whereabouts | None = None  # of one that has not left in order
+    at: Whereabouts | None = None
     is_missed: bool = True  # other processes were in the job then, or had not left it in order
 
 

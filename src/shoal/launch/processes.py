@@ -41,6 +41,7 @@ class ChildProcess:
         self.ended_s = math.inf
         self.sent: tuple[signal.Signals, ...] = ()  # the signals sent to end it
         self.sent_s = math.inf  # the time of the first
+        self.asked_s = math.inf  # the time of a SIGTERM passed on, as a request to end
         self.was_frozen = False  # when it was sent
         self.is_lost = False  # lost to the others while alive
 
@@ -65,6 +66,7 @@ class ChildProcess:
             memory=Memory(peak_bytes=self.peak_bytes or None),
             ended_s=self.ended_s,
             crashed_at=take_fault(self._record_file),
+            asked_s=self.asked_s,
         )
 
     def _failed_s(self, record: LastRecord | None) -> float | None:
@@ -171,6 +173,17 @@ class Processes:
             process.was_frozen |= not process.sent and is_stopped(process.popen.pid)
             process.sent = (*process.sent, number)
             process.sent_s = min(process.sent_s, time.monotonic())
+        self._send_and_wake(number, groups=groups, among=among)
+
+    def ask(self, number: signal.Signals) -> None:
+        """Pass on a request to end: what a process does then is its own."""
+        for process in self.alive:
+            process.asked_s = min(process.asked_s, time.monotonic())
+        self._send_and_wake(number, groups=False, among=self.alive)
+
+    def _send_and_wake(
+        self, number: signal.Signals, *, groups: bool, among: Sequence[ChildProcess]
+    ) -> None:
         self.send(number, groups=groups, among=among)
         if number != signal.SIGKILL:  # a stopped process would not receive it
             self.send(signal.SIGCONT, groups=True, among=among)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shoal.errors import (
@@ -21,17 +22,22 @@ from shoal.launch.news import Gone, KeeperNews
 from shoal.runtime.failures.facts import Memory, StackFrame
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import is_of_runtime, raised_at
+from shoal.runtime.system.failure_words import is_torn_text, raised_at
 
-# Exit codes for failures of other processes: never the root if a process failed by itself.
-_CONSEQUENCE_CODES = (
+# Exit codes of what processes find together; of those, and of failures of other processes.
+_FOUND_CODES = (
     DivergenceError.exit_code,
-    ProcessLostError.exit_code,
-    PeerFailedError.exit_code,
     DeadlineError.exit_code,
-    InitializeError.exit_code,
     StalledError.exit_code,
 )
+_CONSEQUENCE_CODES = (
+    *_FOUND_CODES,
+    ProcessLostError.exit_code,
+    PeerFailedError.exit_code,
+    InitializeError.exit_code,
+)
+# The errors that report another failure.
+LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 # Exit codes of a program that died of an exception of its own. Not of those that another process,
 # host or service may have caused; others are of programs that chose their code, after an exception
 # that they may have survived.
@@ -41,9 +47,16 @@ _FROM_OUTSIDE = (
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
 )  # fmt: skip
-# Ranks of failures, the likeliest root first: of its own; known only from what the process recorded
-# or reported before its end; the consequence of another failure.
-_OWN, _TOLD, _CONSEQUENCE = range(3)
+
+
+class _Rank(enum.IntEnum):
+    """Kinds of failures, the likeliest root first."""
+
+    OWN = enum.auto()
+    TOLD = enum.auto()  # its own, and known only from what it recorded or reported before its end
+    FOUND = enum.auto()  # by processes together: a difference, a deadline, a stall
+    TORN = enum.auto()  # an error of JAX's runtime, which the end of another process may cause
+    CONSEQUENCE = enum.auto()  # of the end of another process, as its error says
 
 
 class Ending(NamedTuple):
@@ -67,6 +80,8 @@ class Ending(NamedTuple):
     record: LastRecord | None = None  # of its failure, as it wrote it
     ended_s: float = math.inf
     crashed_at: tuple[StackFrame, ...] = ()  # the program's lines when a fault of its own ended it
+    asked_s: float = math.inf  # when the launcher passed on a SIGTERM, as a request to end
+    left: Gone | None = None  # the meeting place's report that it left the job in order
 
     @property
     def is_oom(self) -> bool:
@@ -79,11 +94,34 @@ class Ending(NamedTuple):
 
         A report after the first signal is ignored: the launcher was the cause.
         """
-        if gone is not None and (gone.state == "left" or gone.at_s >= self.sent_s):
+        left = gone if gone is not None and gone.state == "left" else None
+        if gone is not None and (left is not None or gone.at_s >= self.sent_s):
             gone = None
-        is_lost = gone is not None and gone.is_dismissed and gone.is_missed and self.code != 0
-        is_lost |= self.is_lost
-        return self._replace(gone=gone, is_lost=is_lost)
+        is_lost = self.is_lost
+        if gone is not None and gone.state == "lost" and gone.is_missed and self.code != 0:
+            # Declared so, or without its connection, as after an exec, until it had to be ended.
+            is_lost |= gone.is_dismissed or -self.code in self.sent
+        return self._replace(gone=gone, is_lost=is_lost, left=left)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it left the job in order, and was at most ended in its teardown."""
+        return self.left is not None and (self.code == 0 or -self.code in self.sent)
+
+    @property
+    def own_threads(self) -> list[LastRecord]:
+        """The exceptions of its threads that are its own."""
+        return [
+            one
+            for one in self.threads
+            if one.because_of is None and one.cause.error and one.cause.error.type not in LEARNED
+        ]
+
+    @property
+    def has_obeyed(self) -> bool:
+        """Whether it ended as a program does that is asked to."""
+        is_usual = self.code in (0, REQUEUE, -signal.SIGTERM, 128 + signal.SIGTERM)
+        return self.asked_s < math.inf and is_usual
 
     @property
     def known_failed_s(self) -> float | None:
@@ -97,43 +135,84 @@ class Ending(NamedTuple):
         return min([*times_s, *([] if self.failed_s is None else [self.failed_s])], default=None)
 
 
-def first_failure(endings: Iterable[Ending]) -> Ending | None:
+def first_failures(endings: Iterable[Ending]) -> list[Ending]:
     """Return the root: the earliest failure that is neither the launcher's nor a consequence.
 
     The meeting place determines the order: a process that learns of a failure may exit before the
     one that failed, and one that has reported an exception of its own has failed then, however it
     ended. A process that the others lost while it was alive has failed whatever its exit code. If
     all other failures are consequences, the root is a process that failed before and had to be
-    ended by the launcher, or ended with 0 before it left the job; or else one that was frozen.
+    ended by the launcher, or ended with 0 before it left the job; or else one that was frozen; or
+    else those that left in order, and that the others missed: these may be several.
+
+    None: all ended on request, or because others did.
     """
     endings = list(endings)
     claims = [
         (_rank(e), e.known_failed_s, e)
         for e in endings
-        if _failed(e) and e.known_failed_s is not None
+        if _failed(e) and e.known_failed_s is not None and not e.has_obeyed
     ]
-    ended_s = [known_failed_s for rank, known_failed_s, _ in claims if rank != _TOLD]
+    ended_s = [known_failed_s for rank, known_failed_s, _ in claims if rank != _Rank.TOLD]
     if not ended_s:
-        return None  # all were ended by the launcher, on request
+        return []  # all were ended by the launcher, on request
     claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
     rank, _, root = min(claims, key=lambda claim: claim[:2])
-    frozen = [ending for ending in endings if ending.was_frozen]
-    return frozen[0] if rank == _CONSEQUENCE and frozen else root
+    if rank <= _Rank.TOLD:
+        return [root]
+    if frozen := [ending for ending in endings if ending.was_frozen]:
+        return frozen[:1]
+    if rank == _Rank.FOUND:
+        return [root]
+    if any(ending.asked_s < math.inf for ending in endings):
+        return []
+    return _missed_by(root, endings) or _failed_in_threads(endings) or [root]
+
+
+def _missed_by(root: Ending, endings: Iterable[Ending]) -> list[Ending]:
+    """Return the processes that had left the job in order, and without which a process failed, the
+    first one first."""
+    named = root.record.because_of if root.record is not None else None
+    failed_s = root.known_failed_s or 0.0
+    missed = [
+        (ending.left.at_s, ending.process, ending)
+        for ending in endings
+        if ending.left is not None and ending.has_left and ending.left.at_s <= failed_s
+        # An error of JAX's runtime names no process.
+        if named is None or ending.process in named
+    ]
+    return [ending for _, _, ending in sorted(missed, key=lambda row: row[:2])]
+
+
+def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
+    """Return the process that others name, and in which a thread has failed, as failed by that: it
+    may have computed until it was ended, and never have known."""
+    peers = [ending.record.because_of for ending in endings if ending.record is not None]
+    named = {process for of in peers for process in of or ()}
+    return [
+        ending._replace(record=ending.own_threads[0], failed_s=ending.own_threads[0].at_s)
+        for ending in endings
+        if ending.process in named and ending.own_threads
+    ][:1]
 
 
 def exit_code(root: Ending) -> int:
     """Return the exit code of the root as in a shell: 128 + n for signal n.
 
-    A process that raised and had to be ended by the launcher counts as an exception; one that was
-    frozen or lost, or ended with 0 before it left the job, as a loss.
+    A process that raised or exited, and had to be ended by the launcher, has the code of that; one
+    that was frozen or lost, or ended with 0 before it left the job, counts as a loss.
     """
-    if root.was_frozen or root.is_lost or root.code == 0:
+    if root.has_left:  # and the others missed it
+        return PeerFailedError.exit_code
+    if root.was_frozen or root.is_lost or (root.code == 0 and root.record is None):
         return ProcessLostError.exit_code
     if root.code == REQUEUE:  # without a notice: it would be started again for ever
         return PeerFailedError.exit_code
-    if -root.code in root.sent:
-        return 1
-    return shell_code(root.code)
+    # Without our hooks, as before `initialize`, Python ends with 1 after any exception.
+    is_plain = root.code in (0, 1) or -root.code in root.sent
+    if is_plain and root.record is not None:  # sys.exit(256) ends a process with 0
+        return root.record.cause.exit_code or PeerFailedError.exit_code
+    return 1 if is_plain else shell_code(root.code)
 
 
 def shell_code(code: int) -> int:
@@ -183,7 +262,7 @@ def cause_of(root: Ending) -> str:
 
 def fails_by_itself(ending: Ending) -> bool:
     """Return whether its failure is its own: not of another process, nor by the launcher."""
-    return _rank(ending) == _OWN
+    return _rank(ending) == _Rank.OWN
 
 
 def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:
@@ -192,8 +271,7 @@ def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews 
         return None
     for keeper in keepers:
         died_first = keeper.gone_s is not None and keeper.gone_s <= (root.known_failed_s or 0.0)
-        is_dead = keeper.code != 0 if keeper.code is not None else died_first
-        if root.process in keeper.processes and is_dead:
+        if root.process in keeper.processes and died_first and keeper.code != 0:
             return keeper
     return None
 
@@ -202,18 +280,31 @@ def _failed(ending: Ending) -> bool:
     return bool(ending.code or ending.is_lost or ending.gone)
 
 
-def _rank(ending: Ending) -> int:
+def _rank(ending: Ending) -> _Rank:
     if ending.is_lost:
-        return _OWN
-    words = ending.gone.words if ending.gone is not None and ending.gone.state == "failed" else ""
-    if ending.gone is not None and ending.gone.follows:
-        return _TOLD if ending.sent or not ending.code else _CONSEQUENCE
-    if ending.sent or not ending.code:
-        return _OWN if words and ending.code and not is_of_runtime(words) else _TOLD
-    # With initialize(hooks=False) Python ends it with 1, whatever the error.
-    if ending.code == 1 and ending.record is not None:
-        if ending.record.cause.exit_code in _CONSEQUENCE_CODES:
-            return _CONSEQUENCE
-    if ending.code in _CONSEQUENCE_CODES:
-        return _OWN if words.startswith(f"exited with code {ending.code}") else _CONSEQUENCE
-    return _OWN
+        return _Rank.OWN
+    gone, record, code = ending.gone, ending.record, ending.code
+    if gone is not None and gone.follows:
+        return _Rank.TOLD if ending.sent or not code else _Rank.CONSEQUENCE
+    if ending.sent or not code:
+        if _is_torn(ending):
+            return _Rank.TORN
+        has_reported = gone is not None and gone.state == "failed" and code
+        return _Rank.OWN if has_reported else _Rank.TOLD
+    cause = None if record is None else record.cause
+    if code == 1 and cause is not None and cause.exit_code in _CONSEQUENCE_CODES:
+        code = cause.exit_code  # without our hooks Python ends it with 1, whatever the error
+    if cause is None or cause.kind != "exit":  # it did not choose that code
+        if code in _FOUND_CODES:
+            return _Rank.FOUND
+        if code in _CONSEQUENCE_CODES:
+            return _Rank.CONSEQUENCE
+    return _Rank.TORN if _is_torn(ending) else _Rank.OWN
+
+
+def _is_torn(ending: Ending) -> bool:
+    """Return whether an error of JAX's runtime ended it, which another's end may have caused."""
+    if ending.record is not None:
+        return ending.record.is_torn
+    gone = ending.gone
+    return gone is not None and gone.state == "failed" and is_torn_text(gone.words)

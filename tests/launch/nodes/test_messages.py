@@ -50,12 +50,14 @@ ENDINGS = st.lists(
         TEXT,
         st.booleans(),
         gone=st.none(),
+        left=st.none(),
         record=st.none() | st.sampled_from(RECORDS),
         threads=st.lists(st.sampled_from(RECORDS)).map(tuple),
         memory=st.none() | st.builds(Memory, peak_bytes=st.integers(1, 1 << 40)),
         ended_s=TIMES_S | st.just(math.inf),
         is_lost=st.booleans(),
         sent_s=st.just(math.inf) | TIMES_S,
+        asked_s=st.just(math.inf) | TIMES_S,
         step=st.integers(-1, 1 << 40),
     )
 )
@@ -78,7 +80,7 @@ def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reache
         failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
         moved = (replace(one, at_s=one.at_s + shift_s) for one in sent.threads)
         sent = sent._replace(threads=tuple(moved))
-        times_s = {"sent_s": sent.sent_s + shift_s, "ended_s": sent.ended_s + shift_s}
+        times_s = {name: getattr(sent, name) + shift_s for name in ("sent_s", "asked_s", "ended_s")}
         assert ending == sent._replace(failed_s=failed_s, host="h", **times_s)
 
 

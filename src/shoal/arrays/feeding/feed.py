@@ -260,7 +260,12 @@ class Feed:
         if self._prefetch.is_closed:
             raise UsageError("feed: this feed is closed")
         meeting = self._meeting
-        given = self._prefetch.take(BatchWait(meeting, self._prefetch, self._batches).look)
+        try:
+            given = self._prefetch.take(BatchWait(meeting, self._prefetch, self._batches).look)
+        except BaseException as error:
+            if meeting.coordinator.progress.failure is error:
+                meeting.coordinator.progress.failure = None  # the program has it now
+            raise
         if given is None and self._prefetch.is_closed:
             raise UsageError("feed: this feed was closed during the wait for a batch")
         if given is None:

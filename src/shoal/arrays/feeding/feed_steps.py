@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from shoal.arrays.feeding.prefetch import MEETING, PLACING, READING, Prefetch
 from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.failures.last_record import record
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import Caller, line_of
 from shoal.runtime.system.failure_words import failure_of
@@ -281,6 +283,8 @@ class Steps:
         """Make the other processes raise at this batch, too."""
         prefetch.enter(MEETING)
         words = failure_of(error, self._meeting.site).words
+        self._meeting.coordinator.progress.failure = error
+        record(error, thread=threading.current_thread().name)  # it may be ended before it knows
         with contextlib.suppress(ShoalError):
             self._exchange(Status("failed", words=words), prefetch)
 

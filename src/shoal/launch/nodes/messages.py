@@ -159,6 +159,8 @@ def pack_end(end: JobEnd, shift_s: float) -> bytes:
             "ended_s": ending.ended_s + shift_s,
             "sent_s": None if ending.sent_s == math.inf else ending.sent_s + shift_s,
             "sent": [int(number) for number in ending.sent],
+            "asked_s": None if ending.asked_s == math.inf else ending.asked_s + shift_s,
+            "left": None,
             "gone": None,
             "record": ending.record and to_json(ending.record),
             "threads": [to_json(_moved(one, shift_s)) for one in ending.threads],
@@ -205,6 +207,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         memory=None if row["memory"] is None else of_json(Memory, row["memory"]),
         ended_s=float(row["ended_s"]),
         crashed_at=tuple(of_json(StackFrame, one) for one in row["crashed_at"]),
+        asked_s=math.inf if row["asked_s"] is None else float(row["asked_s"]),
     )
 
 

@@ -12,25 +12,21 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import Trouble
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import (
-    causes_of,
     fate_of,
     headline_of,
+    is_torn,
     one_line,
     peers_named,
-    text_of,
 )
 
 UNHEARD = "the coordinator does not answer"
 _ASK_S = 2.0  # how long an ending process waits for news of the other processes
 _BEHIND_S = 0.5
-# Of errors of JAX's runtime that no other process can cause.
-_OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
 # The reports of processes that failed because of others, perhaps of this one.
 _FOLLOWED = re.compile(
     r"(?:exited.* while handling )?shoal\.errors\."
     r"(?:PeerFailed|ProcessLost|Deadline|Divergence|Stalled)Error\b"
 )
-_RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
 
 def peers_of(coordinator: Coordinator) -> list[Member]:
@@ -62,7 +58,7 @@ def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Mem
     The meeting place may learn of them just after the transport. One that failed because of others
     is no cause: perhaps it followed this process, which closed a `feed` on its way here.
     """
-    if not is_of_runtime(error):
+    if not is_torn(error):
         return {}
     causes = _leading(gone_members(coordinator))
     if not causes:
@@ -96,22 +92,6 @@ def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[in
         heard.sort(key=lambda member: -member.since_s)
         return {member.process: member.last_words for member in heard}
     return peers_named(error)
-
-
-def is_of_runtime(error: BaseException) -> bool:
-    """Return whether the error is from XLA or a transport, which do not name the lost peer.
-
-    Also true if the program caught such an error and raised another about it.
-    """
-    for at in causes_of(error):
-        if isinstance(at, ShoalError):
-            return False
-        is_xla = type(at).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-        if is_xla and text_of(at).startswith(_OWN_STATUS):
-            return False
-        if is_xla or any(words in text_of(at) for words in _RUNTIME_WORDS):
-            return True
-    return False
 
 
 # ---- Explain an end that other processes led to: print which ones, and return the exit code.

@@ -69,7 +69,7 @@ from shoal.runtime.system.failure_words import (
     HAD_WRONG_TOKEN,
     fate_of,
     headline_of,
-    is_of_runtime,
+    is_torn_text,
     one_line,
     raised_at,
 )
@@ -489,7 +489,7 @@ def _is_independent(member: Member) -> bool:
         return True
     words = _headline_of(member)
     return member.state == "failed" and not (
-        has_followed(member.last_words) or is_of_runtime(words) or "KeyboardInterrupt" in words
+        has_followed(member.last_words) or is_torn_text(words) or "KeyboardInterrupt" in words
     )
 
 

@@ -49,9 +49,15 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
-from shoal.runtime.failures.stack_text import threads_of
+from shoal.runtime.failures.stack_text import threads_of, without_packages
 from shoal.runtime.system.callsite import site_of, source_at, split_site
-from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN, is_of_program, peers_named, text_of
+from shoal.runtime.system.failure_words import (
+    HAD_WRONG_TOKEN,
+    is_of_program,
+    is_torn,
+    peers_named,
+    text_of,
+)
 from shoal.tracebacks import BUG, is_ours
 
 VARIABLE = "SHOAL_RECORD_FILE"
@@ -90,6 +96,7 @@ class LastRecord:
     at_s: float  # on the monotonic clock
     cause: Cause
     because_of: ProcessSet | None = None  # whose end led to it; empty: a service's. None: its own
+    is_torn: bool = False  # an error of JAX's runtime, which may follow another process's end
 
 
 def record(
@@ -124,7 +131,13 @@ def record(
         for most in _MOST:
             cause = cause_of(error, process=process, step=step, point=point, most=most)
             cause = dataclasses.replace(cause, thread=thread)
-            one = LastRecord(pid=os.getpid(), at_s=at_s, cause=cause, because_of=peers)
+            one = LastRecord(
+                pid=os.getpid(),
+                at_s=at_s,
+                cause=cause,
+                because_of=peers,
+                is_torn=peers is None and is_torn(error),
+            )
             data = json.dumps(to_json(one)).encode() + b"\n"
             if len(data) <= _BYTES:
                 break
@@ -327,7 +340,7 @@ def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
     if isinstance(error, SyntaxError) and error.msg:
         message = text_of(error.msg)  # the place is the last frame
     else:
-        message = text_of(error.code if isinstance(error, SystemExit) else error)
+        message = without_packages(text_of(error.code if isinstance(error, SystemExit) else error))
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while type(inner) is kind and text_of(inner) in message:  # said of this process, once more
         inner = inner.__cause__

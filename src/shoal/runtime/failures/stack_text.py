@@ -21,11 +21,13 @@ from shoal.tracebacks import is_installed, is_own_file
 _OWN_THREAD = "shoal "  # how the names of shoal's threads begin
 _THREAD = re.compile(r"(?:Current thread|Thread) (['\"]?)(.*?)\1(?: \(most recent call first\))?:")
 _FRAME = re.compile(r'\s*File "(.*?)", line (\d+) in (.+?)(?:: (.*))?')
+_RAISED = re.compile(r'\s*File "(.*?)", line \d+, in .+')  # a frame as in a traceback
 _CUT = re.compile(r"\s*\.\.\.(?: (\d+) more)?")  # faulthandler says no number
 _IN_PYTHON = re.compile(
     r"<frozen ([\w.]+)>|.*/lib(?:64)?/python[\d.]+/(?!(?:site|dist)-packages/)(.+)"
 )
 _IN_PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
+_ANNOUNCES = "Traceback (most recent call last):"
 _FEW = 3  # frames, where none is the program's
 _UNKNOWN = -1  # number of frames
 _GENERATED = "generated code"
@@ -112,6 +114,27 @@ def threads_of(text: str) -> list[ThreadStack]:
         elif cut := _CUT.fullmatch(line):
             more = int(cut[1] or _UNKNOWN)
     return threads
+
+
+def without_packages(message: str) -> str:
+    """Return a message without the frames of packages in a traceback that it quotes, as JAX's
+    errors quote that of a callback.
+
+    >>> message = 'Traceback (most recent call last):\\n  File "{}", line 9, in f\\nKeyError'
+    >>> print(without_packages(message.format("/venv/lib/python3.11/site-packages/jax/api.py")))
+    Traceback (most recent call last):
+    KeyError
+    """
+    first, announces, rest = message.partition(_ANNOUNCES)
+    lines: list[str] = []
+    is_shown = True
+    for line in rest.split("\n"):
+        if frame := _RAISED.fullmatch(line):
+            is_shown = not package_of(frame[1])
+        elif not line.startswith("    "):  # else the source of the frame above
+            is_shown = True
+        lines += [line] if is_shown else []
+    return "".join((first, announces, "\n".join(lines)))
 
 
 def shown_stacks(text: str) -> str:

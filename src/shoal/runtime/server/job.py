@@ -213,8 +213,7 @@ class ServedJob:
             return
         self._liveness.forget(process)
         more: dict[str, Any] = {"follows": True} if follows else {}
-        if state != "left":
-            more["at"] = meeting.whereabouts(self.now(), process)
+        more["at"] = meeting.whereabouts(self.now(), process)
         self.on_news(gone=process, state=state, words=words, at_s=self.now(), **more)
         replies = meeting.depart(self.now(), process, state, words)
         if not self._stalls.has_ended:  # else all know why their waits end: see `_judge_stall`

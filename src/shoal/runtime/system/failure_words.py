@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from shoal.errors import PeerFailedError, ProcessLostError
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.system.callsite import site_of
 from shoal.tracebacks import is_installed, is_ours
 
@@ -31,6 +31,10 @@ _ENDS = ("left the job", *_EXITS)  # beginnings of texts that need no verb
 _RAISED = re.compile(r"([^\s:(]+)(?=: | \().* \((.+:\d+) \([^()]*\)\)")  # see `failure_of`
 # Of errors of JAX's runtime and its transports, which may follow the end of another process.
 _OF_RUNTIME = re.compile(r"JaxRuntimeError|XlaRuntimeError|Gloo|NCCL|[Cc]onnection|Socket closed")
+_RUNTIME_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
+_RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
+# Of those that no other process can cause.
+_OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
 _LINKS = (  # printed by Python between two exceptions of a chain, with blank lines around
     ["The above exception was the direct cause of the following exception:"],
     ["During handling of the above exception, another exception occurred:"],
@@ -156,8 +160,25 @@ def is_exit(headline: str) -> bool:
     return headline.startswith(_EXITS)
 
 
-def is_of_runtime(words: str) -> bool:
-    """Return whether an error may be one of JAX's runtime about the end of another process."""
+def is_torn(error: BaseException) -> bool:
+    """Return whether an error is from XLA or a transport, which another process's end may cause,
+    and which do not name it.
+
+    Also true if the program caught such an error, and raised another or exited because of it.
+    """
+    for at in causes_of(error):
+        if isinstance(at, ShoalError):
+            return False
+        text, is_xla = text_of(at), type(at).__name__ in _RUNTIME_TYPES
+        if is_xla and text.startswith(_OWN_STATUS):
+            return False
+        if is_xla or any(words in text for words in _RUNTIME_WORDS):
+            return True
+    return False
+
+
+def is_torn_text(words: str) -> bool:
+    """Return whether the text of an error may be that of one of JAX's runtime."""
     return _OF_RUNTIME.search(words) is not None
 
 

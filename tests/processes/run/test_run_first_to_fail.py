@@ -1,0 +1,173 @@
+"""Jobs in which the process that ends first, or is heard of first, is not the one that failed."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+START = """
+import atexit, os, signal, sys, threading, time
+import numpy as np
+import shoal
+shoal.initialize(virtual_devices=1)
+import jax
+here = shoal.process_index()
+mesh = shoal.make_mesh({"x": -1})
+x = shoal.put(np.ones(12, "float32"), shoal.Layout(mesh, "x"))
+normed = jax.jit(lambda v: v / v.sum())
+normed(x).block_until_ready()
+shoal.barrier("start")
+"""
+# What the processes do: the headline, the code, and words of the report.
+ENDS = {
+    "a loop that is shorter, waits in shoal": (
+        "for step in range(9 if here != 1 else 4):\n"
+        "    with shoal.step(step): shoal.barrier('s')\n",
+        ("process 1 of 3 ended with exit code 0", 72, "Processes 0, 2 were waiting at barrier 's'"),
+    ),
+    "a loop that is shorter, waits in jit": (
+        "for step in range(9 if here != 1 else 4):\n"
+        "    with shoal.step(step): x = normed(x).block_until_ready()\n",
+        ("process 1 of 3 ended with exit code 0", 72, "in step 3"),
+    ),
+    "sys.exit(256)": (
+        "if here == 1: sys.exit(256)\nshoal.barrier('b')\n",
+        ("process 1 of 3 ended with exit code 0", 72, "SystemExit: 256"),
+    ),
+    "a deadline while one computes": (
+        "if here == 1: normed(x).block_until_ready()  # odd\nshoal.barrier('b', timeout_s=3)\n",
+        ("process 1 of 3 did not reach barrier 'b'", 73, "# odd"),
+    ),
+    "a difference while one computes": (
+        "if here == 1: normed(x).block_until_ready()\n"
+        "shoal.assert_same(here, processes=[0, 2], name='n')\n",
+        ("assert_same 'n' found different values", 70, "process 2 2"),
+    ),
+    "an abort, and another ignores SIGTERM": (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if here == 1: os.abort()  # odd\n"
+        "time.sleep(1000)\n",
+        ("process 1 of 3 was killed by SIGABRT", 134, "# odd"),
+    ),
+    "a kill, and a peer makes an exit of its error": (
+        "if here == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try: normed(x).block_until_ready()\n"
+        "except Exception: sys.exit(9)\n",
+        ("process 1 of 3 was killed by SIGKILL", 137, ""),
+    ),
+    "an exec": (
+        "if here == 1: os.execv('/bin/sleep', ['sleep', '1000'])\nshoal.barrier('b')\n",
+        ("process 1 of 3 was lost", 71, "but it lived on"),
+    ),
+    "an exit that takes longer than the others wait": (
+        "if here == 1: sys.exit(9)  # odd\nshoal.barrier('b')\n",
+        ("process 1 of 3 ended with exit code 9", 9, "# odd"),
+    ),
+    "a reader of feed, while its process computes": (
+        "def read():\n"
+        "    for k in range(99):\n"
+        "        if here == 1 and k == 3: raise OSError('shard 3')  # odd\n"
+        "        yield np.full((1, 2), k, 'float32')\n"
+        "for step, batch in enumerate(shoal.feed(read(), shoal.Layout(mesh, 'x', None))):\n"
+        "    with shoal.step(step): pass\n"
+        "    if here == 1: time.sleep(1)\n",
+        ("process 1 of 3 raised OSError", 1, "# odd"),
+    ),
+    "an error, while the others compute": (
+        "for step in range(99):\n"
+        "    if here == 1 and step == 5: raise ValueError('boom')\n"
+        "    with shoal.step(step): time.sleep(0.1)  # computes\n",
+        ("process 1 of 3 raised ValueError", 1, "Processes 0, 2 were running at script.py:15"),
+    ),
+    "an error in a callback": (
+        "def host(v):\n"
+        "    if here == 1: raise ValueError('no such token')\n"
+        "    return v\n"
+        "kind = jax.ShapeDtypeStruct((2,), 'float32')\n"
+        "call = jax.jit(lambda v: jax.pure_callback(host, kind, v))\n"
+        "call(np.ones(2, 'float32')).block_until_ready()\n"
+        "shoal.barrier('b')\n",
+        ("process 1 of 3 raised JaxRuntimeError", 1, 'script.py", line 14, in host'),
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_process_that_failed_first_is_named(launch, end):
+    program, (headline, code, words) = ENDS[end]
+    start = START
+    if "takes longer" in end:  # handlers run in reverse order: this one after those of shoal
+        start = start.replace("import shoal", "atexit.register(time.sleep, 1000)\nimport shoal")
+    finished = launch.run("-n", "3", script=start + program)
+    assert finished.verdict.endswith(f" s: {headline}"), finished.err
+    assert finished.code == code, finished.err
+    assert words in " ".join(finished.err.split()), finished.err
+
+
+def test_wrong_usage_before_initialize_is_not_tried_again(launch):
+    script = "import shoal\nshoal.initialize(num_processes='x')\n"
+    finished = launch.run("-n", "2", "--max-restarts", "2", script=script)
+    assert finished.code == 2, finished.err
+    assert finished.verdict.endswith("raised UsageError")
+    assert "attempt" not in finished.err.partition("Exit code")[0]
+
+
+WHILE_SAVING = """
+for step in range(10_000):
+    if step == 3: print("runs", flush=True)
+    with shoal.step(step):
+        shoal.barrier("s")
+        time.sleep(0.02)
+    if shoal.preempted(step):
+        if here == 1: {end}
+        shoal.barrier("saved")
+        break
+raise SystemExit(shoal.preemption.exit_code())
+"""
+OWN_ENDS = {
+    "raise OSError('no space')": ("process 1 of 3 raised OSError", 1),
+    "sys.exit(5)": ("process 1 of 3 ended with exit code 5", 5),
+    "os._exit(5)": ("process 1 of 3 ended with exit code 5", 5),
+    "os.kill(os.getpid(), signal.SIGKILL)": ("process 1 of 3 was killed by SIGKILL", 137),
+    "os.kill(os.getpid(), signal.SIGSEGV)": ("process 1 of 3 was killed by SIGSEGV", 139),
+    "shoal.barrier('other')": ("processes made different calls", 70),
+}
+
+
+@pytest.mark.parametrize("end", OWN_ENDS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_fails_after_a_request_to_end_is_reported(launch, end, number):
+    headline, code = OWN_ENDS[end]
+    launch.start("-n", "3", script=START + WHILE_SAVING.format(end=end))
+    launch.await_words("runs", 3)
+    launch.popen.send_signal(number)
+    finished = launch.finish()
+    assert finished.verdict.endswith(f" s: {headline}"), finished.err
+    assert finished.code == code, finished.err
+    (facts,) = launch.temporary.glob("shoal-run-*/failure.json")
+    assert json.loads(facts.read_text())["causes"]
+    assert [*facts.parent.glob("p0001.log")]
+
+
+HANDLER = "signal.signal({}, lambda *_: sys.exit(0))"
+RUNS = "print('runs', flush=True)\ntime.sleep(1000)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "number"),
+    [
+        ("", signal.SIGTERM),
+        (HANDLER.format("signal.SIGTERM"), signal.SIGTERM),
+        (HANDLER.format("signal.SIGTERM"), signal.SIGHUP),
+        (HANDLER.format("signal.SIGINT"), signal.SIGINT),
+    ],
+)
+def test_processes_that_end_as_asked_were_interrupted(launch, before, number):
+    launch.start("-n", "3", script=f"{START}{before}\n{RUNS}")
+    launch.await_words("runs", 3)
+    launch.popen.send_signal(number)
+    finished = launch.finish()
+    assert finished.code == 128 + number, finished.err
+    assert f"by {number.name}" in finished.verdict, finished.err
