@@ -27,7 +27,7 @@ from shoal.launch.report import (
     first_failures,
     is_from_outside,
 )
-from shoal.runtime.failures.facts import Memory, ProcessSet
+from shoal.runtime.failures.facts import Difference, DivergenceSide, Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.last_record import cause_of as cause_of_error
 from shoal.runtime.system.failure_words import is_torn
@@ -143,7 +143,7 @@ def test_an_exception_of_its_own_is_the_first_however_long_its_process_takes_to_
 
 @pytest.mark.parametrize("code", [71, 72, 75])
 def test_codes_of_its_own_choice_are_its_own(code):
-    own = ended(SystemExit(code), code, failed_s=2.0)
+    own = ended(SystemExit(code), code, failed_s=2.0, gone=failed(2.0))
     later = Ending(2, 9, 3.0, gone=failed(2.5, "exited with code 9 (a.py:2 (f))"))
     follows = Ending(0, 72, 3.0, gone=failed(2.2, FOLLOWS, follows=True))
     assert first_failure([follows, own, later]) == own
@@ -296,6 +296,14 @@ def test_what_processes_find_together_comes_before_what_breaks_with_them():
         assert exit_code(found) == error.exit_code
     learned = ended(PeerFailedError("b", failed={1: "x"}), process=0, because_of=[1], failed_s=0.5)
     assert first_failures([torn, learned]) == [torn]
+
+
+def test_an_error_on_whose_way_out_calls_differ_comes_before_the_difference():
+    sides = [DivergenceSide(processes=ProcessSet([p]), said="x") for p in (0, 1)]
+    difference = Difference(what="call", sides=tuple(sides))
+    found = ended(DivergenceError("b", difference=difference), process=0, failed_s=1.0)
+    torn = ended(GLOO, failed_s=1.5)
+    assert first_failures([found, torn]) == [torn]
 
 
 def test_a_death_by_a_signal_comes_before_what_breaks_with_it():

@@ -37,7 +37,7 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.headline import advice_of, as_reported, job_headline, raised_words
 from shoal.runtime.failures.last_record import LastRecord
-from shoal.runtime.failures.shortening import capital
+from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import listed
 
@@ -262,6 +262,17 @@ def of_keeper(job: EndedJob, keeper: KeeperNews) -> JobFailure:
     return job.failure("service_lost", ProcessLostError.exit_code, [cause], headline)
 
 
+def of_coordinator(job: EndedJob, root: Ending) -> JobFailure:
+    """Return the failure of a job whose processes have lost the coordinator, which runs: it is
+    frozen, or cannot be reached."""
+    error = root.record.cause.error if root.record is not None else None
+    words = "" if error is None else sentence(error.message)
+    at_s = None if root.known_failed_s is None else round(root.known_failed_s - job.start_s, 3)
+    cause = Cause(processes=ProcessSet(), kind="service_lost", at_s=at_s, words=(words,))
+    code = ProcessLostError.exit_code
+    return job.failure("service_lost", code, [cause], "the coordinator was lost")
+
+
 def _recorded(ending: Ending) -> Cause | None:
     """Return what a process has recorded of its end, if that was its end."""
     if ending.record is None or ending.is_lost or ending.was_frozen:
@@ -425,8 +436,8 @@ def _other(ending: Ending) -> Others:
     if record is not None and _only_learned(record):
         place, _ = _last_call(ending, record.cause)
         place = place and dataclasses.replace(place, age_s=None)
-        line = _line_of(record.cause)
         # Its error was raised at the call in which it waited, or else at a later line.
+        line = place if record.cause.kind == "exit" else _line_of(record.cause)
         if place is not None and place.call and (line is None or _is_same_line(place, line)):
             return Others(processes=none, state="waiting", place=place, exit_code=code)
         return Others(processes=none, state="running", place=line, exit_code=code)

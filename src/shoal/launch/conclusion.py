@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.errors import InitializeError, ProcessLostError, StalledError, UsageError
-from shoal.launch.aftermath import EndedJob, of_keeper
+from shoal.launch.aftermath import EndedJob, of_coordinator, of_keeper
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
@@ -19,6 +19,7 @@ from shoal.launch.report import (
     fails_by_itself,
     first_failures,
     is_from_outside,
+    names_no_process,
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
 from shoal.runtime.failures.shortening import capital, sentence
@@ -171,7 +172,11 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
     odd, *others = news.stalled
     headline = f"no process has moved for {news.stalled_s:.0f} s"
     are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
-    if len(others) == 1 and (are_fewer or odd.words != others[0].words):
+    if odd.waits_for == "reader":
+        headline += f"; {_wait(odd.processes)} for a reader"
+    elif len(others) == 1 and others[0].waits_for and not odd.waits_for:
+        headline += f"; {_wait(others[0].processes)} for {listed(odd.processes)}"
+    elif len(others) == 1 and (are_fewer or odd.words != others[0].words):
         are = "is elsewhere" if len(odd.processes) == 1 else "are elsewhere"
         left = "left the job"
         headline += f"; {listed(odd.processes)} {left if odd.words.startswith(left) else are}"
@@ -184,6 +189,10 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
         advice = (*failure.advice, "Stacks, one for each place, are in the logs.")
         failure = dataclasses.replace(failure, advice=advice)
     return Conclusion(code, failure=failure, has_failed=True)
+
+
+def _wait(processes: ProcessSet) -> str:
+    return f"{listed(processes)} {'waits' if len(processes) == 1 else 'wait'}"
 
 
 def _interrupted(job: EndedJob, number: signal.Signals) -> Conclusion:
@@ -199,6 +208,8 @@ def _failed(roots: Sequence[Ending], job: EndedJob, news: News) -> Conclusion:
     keeper = dead_host_keeper(root, news.host_keepers.values())
     if keeper is not None:
         failure = of_keeper(job, keeper)
+    elif names_no_process(root):
+        failure = of_coordinator(job, root)
     else:
         failure = job.of_processes(roots, exit_code(root))
     is_explained = any(cause.wait is not None for cause in failure.causes)

@@ -68,7 +68,9 @@ def _stands(group: Mapping[str, Any]) -> Waiting:
     if file := str(group.get("file", "")):
         place = CallPlace(file=file, line=int(group["line"]), source=str(group["source"]))
     processes = ProcessSet(map(int, group["processes"]))
-    return Waiting(processes=processes, place=place, words=str(group["words"]))
+    waits_for = str(group.get("waits_for", ""))
+    words = str(group["words"])
+    return Waiting(processes=processes, place=place, words=words, waits_for=waits_for)
 
 
 class News:

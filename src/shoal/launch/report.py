@@ -163,7 +163,8 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
     if frozen := [ending for ending in endings if ending.was_frozen]:
         return frozen[:1]
     if rank == _Rank.FOUND:
-        return [root]
+        torn = [ending for rank, _, ending in claims if rank == _Rank.TORN]
+        return [ending for ending in torn if ending.process in _sides(root)][:1] or [root]
     if any(ending.asked_s < math.inf for ending in endings):
         return []
     return _missed_by(root, endings) or _failed_in_threads(endings) or [root]
@@ -182,6 +183,14 @@ def _missed_by(root: Ending, endings: Iterable[Ending]) -> list[Ending]:
         if named is None or ending.process in named
     ]
     return [ending for _, _, ending in sorted(missed, key=lambda row: row[:2])]
+
+
+def _sides(root: Ending) -> set[int]:
+    """Return the processes that differ. One of them that ended by another error made its calls, as
+    closing a feed, on the way out."""
+    difference = None if root.record is None else root.record.cause.difference
+    sides = () if difference is None else difference.sides
+    return {process for side in sides for process in side.processes}
 
 
 def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
@@ -204,7 +213,8 @@ def exit_code(root: Ending) -> int:
     """
     if root.has_left:  # and the others missed it
         return PeerFailedError.exit_code
-    if root.was_frozen or root.is_lost or (root.code == 0 and root.record is None):
+    kind = "" if root.record is None else root.record.cause.kind
+    if root.was_frozen or root.is_lost or (root.code == 0 and kind != "exit"):
         return ProcessLostError.exit_code
     if root.code == REQUEUE:  # without a notice: it would be started again for ever
         return PeerFailedError.exit_code
@@ -265,6 +275,12 @@ def fails_by_itself(ending: Ending) -> bool:
     return _rank(ending) == _Rank.OWN
 
 
+def names_no_process(root: Ending) -> bool:
+    """Return whether a process failed because a service was lost, not another process."""
+    is_lost = root.code == ProcessLostError.exit_code and not root.is_lost
+    return is_lost and root.record is not None and root.record.because_of == ()
+
+
 def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:
     """Return the keeper whose death made JAX abort the root, or None."""
     if root.code != -signal.SIGABRT or root.sent:
@@ -294,11 +310,11 @@ def _rank(ending: Ending) -> _Rank:
     cause = None if record is None else record.cause
     if code == 1 and cause is not None and cause.exit_code in _CONSEQUENCE_CODES:
         code = cause.exit_code  # without our hooks Python ends it with 1, whatever the error
-    if cause is None or cause.kind != "exit":  # it did not choose that code
-        if code in _FOUND_CODES:
-            return _Rank.FOUND
-        if code in _CONSEQUENCE_CODES:
-            return _Rank.CONSEQUENCE
+    has_chosen = cause is not None and cause.kind == "exit" and gone is not None
+    if code in _FOUND_CODES and not has_chosen:
+        return _Rank.FOUND
+    if code in _CONSEQUENCE_CODES and not has_chosen:
+        return _Rank.CONSEQUENCE
     return _Rank.TORN if _is_torn(ending) else _Rank.OWN
 
 

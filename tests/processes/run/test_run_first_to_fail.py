@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
@@ -171,3 +172,16 @@ def test_processes_that_end_as_asked_were_interrupted(launch, before, number):
     finished = launch.finish()
     assert finished.code == 128 + number, finished.err
     assert f"by {number.name}" in finished.verdict, finished.err
+
+
+def test_a_frozen_coordinator_is_what_was_lost(launch):
+    launch.env |= {"SHOAL_LOST_AFTER_S": "2"}
+    wait = "print('ready', flush=True)\nwhile True: shoal.barrier('b')\n"
+    launch.start("-n", "2", script=START + wait)
+    launch.await_words("ready", 2)
+    (service,) = launch.pids("shoal.runtime.server.meeting_place")
+    os.kill(service, signal.SIGSTOP)
+    finished = launch.finish()
+    assert finished.code == 71, finished.err
+    assert finished.verdict.endswith(" s: the coordinator was lost"), finished.err
+    assert "silent for 2 s: frozen or disconnected" in " ".join(finished.err.split())

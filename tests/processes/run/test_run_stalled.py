@@ -38,6 +38,9 @@ HANGS = {
 }
 
 
+IN_SHOAL = ("a collective less", "barrier")
+
+
 def line_of(script, word):
     """Return the place of the line with this comment."""
     number = next(n for n, line in enumerate(script.splitlines(), 1) if f"# {word}" in line)
@@ -51,7 +54,11 @@ def test_the_odd_process_is_named_with_its_line(launch, how):
     assert finished.code == 77, finished.err
     headline, odd, others, *_ = finished.err[finished.err.index("shoal run: failed") :].splitlines()
     assert ": no process has moved for " in headline
-    assert headline.endswith("; process 1 is elsewhere")
+    if how in IN_SHOAL:  # the others may wait for it, too
+        assert headline.endswith("; process 1 waits for processes 0, 2")
+        odd, others = others, odd
+    else:
+        assert headline.endswith("; process 1 is elsewhere")
     assert odd.startswith("  process 1 ")
     assert line_of(script, "end" if how == "a collective less" else "here") in odd
     assert others.startswith("  processes 0, 2 ")
@@ -186,6 +193,35 @@ def test_a_debugger_and_a_prompt_end_nothing(launch):
         script = f"import bdb, sys, time, shoal\nshoal.initialize()\n{held}\nprint('went on')\n"
         finished = launch.run("--stalled-after", "2s", script=script)
         assert (finished.code, finished.lines) == (0, ["p0| went on"]), finished.err
+
+
+WAITS = {
+    "in a call": (
+        "if here != 1: time.sleep(1e6)  # odd\nshoal.barrier('s', timeout_s=1000)\n",
+        "process 1 waits for processes 0, 2",
+    ),
+    "for its reader": (
+        "def read():\n"
+        "    for k in range(99):\n"
+        "        if here == 1 and k == 5: queue.Queue().get()  # odd\n"
+        "        yield np.full((1, 2), k, 'float32')\n"
+        "mesh = shoal.make_mesh({'x': -1})\n"
+        "for step, batch in enumerate(shoal.feed(read(), shoal.Layout(mesh, 'x', None))):\n"
+        "    with shoal.step(step): shoal.barrier('s')\n",
+        "process 1 waits for a reader",
+    ),
+}
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_who_waits_for_whom_is_said(launch, waits):
+    program, words = WAITS[waits]
+    script = HEAD + program
+    finished = launch.run("-n", "3", "--stalled-after", "4s", "--log-dir", "logs", script=script)
+    assert finished.code == 77, finished.err
+    assert finished.verdict.endswith(f"; {words}"), finished.err
+    logs = "".join(path.read_text() for path in (launch.folder / "logs").glob("p*.log"))
+    assert "# odd" in logs, "the stack of the reader, too"
 
 
 def test_times_are_checked(launch):

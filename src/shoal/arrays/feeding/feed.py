@@ -47,7 +47,7 @@ from shoal.arrays.feeding.batch_verdict import LAST
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
 from shoal.arrays.feeding.local_rows import split_layout
 from shoal.arrays.feeding.own_rows import Split
-from shoal.arrays.feeding.prefetch import MEETING, Prefetch
+from shoal.arrays.feeding.prefetch import MEETING, READING, Prefetch
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.record_trail import lane_problems
 from shoal.colour import logically_collective
@@ -260,12 +260,17 @@ class Feed:
         if self._prefetch.is_closed:
             raise UsageError("feed: this feed is closed")
         meeting = self._meeting
+        wait = BatchWait(meeting, self._prefetch, self._batches)
+        progress = meeting.coordinator.progress
+        progress.reads = wait.is_for_reader
         try:
-            given = self._prefetch.take(BatchWait(meeting, self._prefetch, self._batches).look)
+            given = self._prefetch.take(wait.look)
         except BaseException as error:
-            if meeting.coordinator.progress.failure is error:
-                meeting.coordinator.progress.failure = None  # the program has it now
+            if progress.failure is error:
+                progress.failure = None  # the program has it now
             raise
+        finally:
+            progress.reads = None
         if given is None and self._prefetch.is_closed:
             raise UsageError("feed: this feed was closed during the wait for a batch")
         if given is None:
@@ -273,7 +278,7 @@ class Feed:
             raise StopIteration
         entry = TrailEntry(f"batch {self._batches} of feed at {meeting.site}", "", ())
         meeting.coordinator.trails.record(entry, group=meeting.group)
-        meeting.coordinator.progress.turns += 1
+        progress.turns += 1
         self._batches += 1
         self._rows += given.rows
         self._reader = given.reader
@@ -396,6 +401,10 @@ class BatchWait:
         self._prefetch = prefetch
         self._batch = f"{meeting.batch(number)} ({line_of(meeting.site)})"
         self._has_logged = False
+
+    def is_for_reader(self) -> bool:
+        """Whether this process's own reader has not returned yet."""
+        return self._prefetch.phase[0] == READING
 
     def look(self, since: float) -> None:
         """Called periodically while the program waits, with the time since it began.

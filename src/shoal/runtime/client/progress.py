@@ -36,6 +36,7 @@ class Progress:
         "on_limit",
         "outer",
         "point",
+        "reads",
         "saved",
         "step",
         "turns",
@@ -66,6 +67,8 @@ class Progress:
         self.turns = 0  # of the program's loop, other than steps: batches, calls of `preempted`
         self.within_s: float | None = None  # the limit of the innermost step that has one
         self.on_limit: Callable[[], None] = lambda: None  # called when it changes
+        # While the program waits for a batch of a `feed`: whether its own reader is the reason.
+        self.reads: Callable[[], bool] | None = None
 
     @property
     def place(self) -> str:

@@ -232,6 +232,7 @@ class StallWatch:
             may_poll=self._may_poll(),
             is_due=is_due,
             is_held=is_prompt or _is_debugged(frame),
+            is_reading=progress.reads is not None and progress.reads(),
             source=self._source_at(site),
         )
 

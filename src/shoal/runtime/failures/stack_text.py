@@ -103,7 +103,8 @@ def threads_of(text: str) -> list[ThreadStack]:
     for line in [*text.split("\n"), "Thread '':"]:
         if head := _THREAD.fullmatch(line):
             if name is not None:  # the first one is the main thread's, whatever its name
-                is_own = bool(threads) and name.startswith(_OWN_THREAD)
+                runs_program = any(not frame.package for frame in frames)  # a reader of `feed`
+                is_own = bool(threads) and name.startswith(_OWN_THREAD) and not runs_program
                 threads.append(ThreadStack(name, tuple(reversed(frames)), more, is_own))
             name, frames, more = printable(head[2]), [], 0
         elif name is not None and (found := _FRAME.fullmatch(line)):

@@ -32,9 +32,12 @@ from shoal.runtime.wire.frames import FrameError, number_field, text_field
 MOST_SITE = 300  # characters
 NO_PROGRESS = "no progress for"  # how the last words of an idle process begin
 _MOST_GROUPS = 8  # of processes at one place, in a report
+_FOR_READER, _IN_SHOAL = "waiting for its reader", "waiting in shoal"
+_WAITS_FOR = {_FOR_READER: "reader", _IN_SHOAL: "others"}
 _BELOW = ("library", "", "jax")
 _FACTS = (
     "is_waiting", "has_returned", "marks_its_loop", "is_compiling", "may_poll", "is_due", "is_held",
+    "is_reading",
 )  # fmt: skip
 _SHARES = ("seen_s", "main_share", "other_share")
 _BUSY = 0.02  # of a core: threads that use less do nothing
@@ -60,6 +63,7 @@ class Idle(NamedTuple):
     may_poll: bool = False  # a wait for devices may use the processor: they are no CPUs
     is_due: bool = False  # for so long that a stall is to be reported
     is_held: bool = False  # by a debugger or a prompt: it ends nothing
+    is_reading: bool = False  # in `feed`: its own reader has returned no batch
     source: str = ""  # the line of `site`
 
     @property
@@ -146,6 +150,7 @@ class StalledGroup(NamedTuple):
     site: str  # "train.py:14"; "": unknown
     source: str  # the line of `site`
     order: tuple[int, int, int]  # the likeliest cause of the stall first
+    waits_for: str = ""  # "others", in a call of shoal; "reader", its own, in `feed`
 
     @property
     def text(self) -> str:
@@ -159,7 +164,7 @@ class StalledGroup(NamedTuple):
         if not file or self.how == "left the job":
             return {"processes": self.processes, "words": _words(self.how, self.site)}
         facts = {"words": self.how, "file": file, "line": line, "source": self.source}
-        return {"processes": self.processes, **facts}
+        return {"processes": self.processes, "waits_for": self.waits_for, **facts}
 
 
 class Stall(NamedTuple):
@@ -302,7 +307,12 @@ train.py:14'
             processes_at.setdefault(("left the job", line_of(where), order, 0), []).append(process)
         groups = [
             StalledGroup(
-                tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
+                tuple(processes),
+                how,
+                site,
+                sources.get(site, ""),
+                (order, len(processes), tie),
+                _WAITS_FOR.get(how, ""),
             )
             for (how, site, order, tie), processes in processes_at.items()
         ]
@@ -319,8 +329,10 @@ def _stands(idle: Idle) -> tuple[str, str, int, int]:
     site = line_of(idle.site) or "an unknown place"
     if idle.is_slow:
         return "slow", site, 1, 0
+    if idle.is_reading:
+        return _FOR_READER, site, 0, 0
     if idle.is_waiting:
-        return "waiting in shoal", site, 3, 1
+        return _IN_SHOAL, site, 4, 0
     if idle.below == "jax":
         return "in JAX", site, 3, 1
     return "", site, 1 if idle.below else 3, 0
