@@ -100,7 +100,9 @@ class Endings(Generic[To]):
         if known is None:
             new += filter(marks.add, self._differences())
             for process, one in waiting.items():
-                new += filter(None, [marks.receive(process, trail) for trail in one.trails])
+                # The main lines of processes that have ended were compared above.
+                trails = (t for t in one.trails if self._running or t.lane != "main")
+                new += filter(None, [marks.receive(process, trail) for trail in trails])
             known = [*marks.found.values()]
         of_all = [found for found in known if found.group is None]
         of_some: dict[int, list[Found]] = {}

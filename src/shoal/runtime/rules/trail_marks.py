@@ -206,9 +206,9 @@ class LatestMarks:
 
 
 def last_mark(text: str) -> str:
-    """Return the mark of all calls of a trail, "count:digest"; empty if there was none."""
-    count, digest = max(_marks(text), default=(0, ""))
-    return f"{count}:{digest[:_TEXT]}" if count else ""
+    """Return the last mark, "count:digest" of all calls of a trail; empty if there was none."""
+    last = text.rpartition(" ")[2]
+    return last[:_TEXT] if [*_marks(last)] else ""
 
 
 def _marks(text: str) -> Iterator[tuple[int, str]]:
