@@ -29,7 +29,7 @@ job = join(sys.argv[1], process=int(sys.argv[2]), num_processes=int(sys.argv[3])
 guard = ExitGuard()
 guard.hook()
 guard.watch(job, is_idle=lambda: True, work_until_now=lambda: lambda: True, leave=job.close,
-            parts_together=False)
+            compare=bool, parts_together=False)
 
 class Unsayable(Exception):
     def __str__(self):
@@ -122,7 +122,7 @@ guard = ExitGuard()
 guard.hook()
 yes = "yes".isalpha  # a lambda would hold the program's names
 guard.watch(job, is_idle=yes, work_until_now=functools.partial(getattr, "yes", "isalpha"),
-            leave=job.close, parts_together=False)
+            leave=job.close, compare=bool, parts_together=False)
 log = open("log.txt", "w")
 log.write("epoch 0")
 """

@@ -35,7 +35,7 @@ job = join(sys.argv[1], process=rank, num_processes=count, timeout_s=60)
 guard = ExitGuard()
 guard.hook()
 guard.watch(job, is_idle=lambda: True, work_until_now=lambda: lambda: True, leave=job.close,
-            parts_together=False)
+            compare=bool, parts_together=False)
 
 def record(main):  # as torch's @record
     try:

@@ -19,6 +19,7 @@ from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, raise_all
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.client.trail_search import raise_at_end
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.exit.idle import StallWatch, watch_alone
@@ -28,6 +29,7 @@ from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stalls import idle_header
 from shoal.runtime.rules.stopping import ReceivedNotice
+from shoal.runtime.rules.trail_marks import Found
 from shoal.runtime.startup import membership, not_joined
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.launchers import JobPlace, ShownJob, decide, meets_at, shown_job
@@ -347,6 +349,7 @@ def _enter(
             is_idle=device_work.is_idle,
             work_until_now=device_work.until_now,
             leave=_leave_at_exit,
+            compare=_compare_at_end,
             parts_together=is_attached,
         )
     if not isinstance(joined, TcpCoordinator):
@@ -366,8 +369,9 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     Collective over all processes.
 
     Without `initialize` before it, nothing happens. A program that simply ends needs no `shutdown`:
-    its process stays until its devices have finished, because others may need their part. This
-    process has left the job in any case, even if an exception is raised.
+    its process stays until its devices have finished, because others may need their part, and its
+    calls that send nothing are compared with those of the others. This process has left the job in
+    any case, even if an exception is raised.
 
     Args:
       timeout_s: time limit for all to arrive; None: `initialize(shutdown_timeout_seconds=)`, else
@@ -581,6 +585,19 @@ def _alone() -> Coordinator:
     if _RECORD.alone is None:
         _RECORD.alone = alone()
     return _RECORD.alone
+
+
+def _compare_at_end() -> None:
+    """Compare the calls that send nothing with those of the other processes, at an end in order.
+
+    Raises:
+      DivergenceError: they differ.
+    """
+    joined, differences = _RECORD.joined, list[Found]()
+    if isinstance(joined, TcpCoordinator):
+        with contextlib.suppress(ShoalError):  # the coordinator is lost, or late
+            differences = joined.end()
+        raise_at_end(joined, differences)
 
 
 def _leave_at_exit(words: str) -> None:

@@ -31,6 +31,7 @@ from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.rules.endings import AT_END, WAIT_S
 from shoal.runtime.rules.meeting_answers import AllMet, Outcome, StillMissing, outcome_of
 from shoal.runtime.rules.messages import (
     Abandoned,
@@ -42,6 +43,7 @@ from shoal.runtime.rules.messages import (
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
+from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     Frame,
@@ -55,6 +57,7 @@ from shoal.runtime.wire.socket_calls import LinkError, LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come
+_MARGIN_AT_END_S = 1.0  # the same, of a program that has ended
 _TELL_S = 1.0  # a one-way message that cannot be sent within this is dropped
 _MUST_TELL_S = 10.0  # a required one that cannot be: the meeting place is lost
 _MAX_WORDS = 64 << 10
@@ -250,6 +253,19 @@ class TcpCoordinator(BaseCoordinator):
         answer = self._query("stacks()", {"do": "stacks", "processes": targets}, timeout_s)
         return {int(process): text for process, text in answer["stacks"].items()}
 
+    def end(self) -> list[Found]:
+        """Report that the program has ended in order; return the differences in its calls, and in
+        those of the others.
+
+        Waits until all have ended, or a process is gone, and a second at most. Raises as `members`.
+        """
+        trails = json.dumps(self.trails.end()._asdict()).encode()
+        answer = self._query(AT_END, {"do": "ended"}, WAIT_S + _MARGIN_AT_END_S, trails)
+        return [
+            Found(group and tuple(group), lane, base, [TrailVersion(*row) for row in rows])
+            for group, lane, base, rows in answer["differences"]
+        ]
+
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
         if self._calls.closed is None:
@@ -348,15 +364,17 @@ class TcpCoordinator(BaseCoordinator):
     def _warn(self, point: Point, waiting: StillMissing, waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(waiting, self._me, point, waited_s))
 
-    def _query(self, caller: str, question: Mapping[str, Any], timeout_s: float) -> Any:
-        """Return the answer to a query, which the server gives at once."""
+    def _query(
+        self, caller: str, question: Mapping[str, Any], timeout_s: float, body: bytes = b""
+    ) -> Any:
+        """Return the answer to a query, which the server gives by then."""
         limit = time.monotonic() + timeout_s
         reason = f"the coordinator did not answer within {timeout_s:g} s"
         late = DeadlineError(f"{self._me}: {caller}: {reason}", waited_s=timeout_s)
 
         def exchange(channel: Channel) -> Frame:
             ticket = next(self._tickets)
-            channel.send(pack_frame({**question, "ticket": ticket}), limit)
+            channel.send(pack_frame({**question, "ticket": ticket}, body), limit)
             return receive(channel, limit, ticket)
 
         return json.loads(self._calls.run(caller, limit, exchange, late=late).body)

@@ -24,6 +24,7 @@ from shoal.runtime.failures.comparison import (
     needs,
     with_late,
 )
+from shoal.runtime.rules.endings import AT_END
 from shoal.runtime.rules.first_difference import (
     ENDED,
     MAX_GROUPS_SHOWN,
@@ -35,12 +36,13 @@ from shoal.runtime.rules.first_difference import (
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
-from shoal.runtime.rules.trail_marks import UNKNOWN, TrailVersion
+from shoal.runtime.rules.trail_marks import UNKNOWN, Found, TrailVersion
 from shoal.runtime.system.callsite import line_of
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
 _SEARCH_S = 10.0  # time limit of the search for the first difference
+_SEARCH_AT_END_S = 1.0  # the same: some may have left
 
 
 def compares_trails(arrive: Arrive) -> Arrive:
@@ -63,7 +65,9 @@ def compares_trails(arrive: Arrive) -> Arrive:
     return arrive_with_trail
 
 
-def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
+def raise_found(
+    coordinator: Coordinator, caller: str, site: str, limit_s: float = _SEARCH_S
+) -> None:
     """Raise a difference found by heartbeats, unless a meeting has reported it meanwhile.
 
     Raises:
@@ -73,8 +77,26 @@ def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
     if difference is not None:
         point = Point(caller, difference.group, site=site)
         raise _explained(
-            coordinator, point, TrailsDiffer(difference.versions, difference.lane), _SEARCH_S
+            coordinator, point, TrailsDiffer(difference.versions, difference.lane), limit_s
         )
+
+
+def raise_at_end(coordinator: Coordinator, differences: Sequence[Found]) -> None:
+    """Raise the first of the differences known at the end of the program, unless it was before.
+
+    Raises:
+      DivergenceError: processes have made different calls.
+    """
+    if not differences:
+        return
+    for found in reversed(differences):
+        coordinator.trails.receive(found)
+    point = Point(AT_END)
+    coordinator.progress.begin_wait(point, time.monotonic())
+    try:
+        raise_found(coordinator, AT_END, "", _SEARCH_AT_END_S)
+    finally:
+        coordinator.progress.end_wait(point)
 
 
 def _end(side: TrailVersion) -> str:
@@ -92,7 +114,8 @@ def _explained(
     sides = known.versions
     me = ThisProcess(coordinator.process, coordinator.hosts)
     group = tuple(sorted(process for side in sides for process in side.processes))
-    shown = _Shown([_unexplained(side) for side in sides], advice=needs("", "call", is_silent=True))
+    rows = [_unexplained(side, trail) for side in sides]
+    shown = _Shown(rows, advice=needs("", "call", is_silent=True))
     key = key_of([known.lane, *sides])
     if me.process not in group:
         shown = _shown_of(fetch(coordinator, key, group, limit_s)) or shown
@@ -161,7 +184,7 @@ def _is_of(side: TrailVersion, mine: str) -> bool:
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
     """Return the trail that differs. It starts again, if this is a meeting of its line."""
     if known.lane is not None:
-        count = int(known.versions[0].text.partition(":")[0])
+        count = max(int(side.text.partition(":")[0] or 0) for side in known.versions)
         return coordinator.trails.mark_reported(point, known.lane, count)
     versions = json.dumps(known.versions).encode()
     base = short_digest(versions).hex()
@@ -192,7 +215,7 @@ def _search(
         return None
     if number < first:
         advice = f"They differ before call {first}: earlier calls are not kept on all."
-        return _Shown([_unexplained(side) for side in sides], advice=advice)
+        return _Shown([_unexplained(side, None) for side in sides], advice=advice)
     entry = None if mine is None else mine.entry(number)
     answers = meet(b"" if entry is None else entry.place.encode(errors="replace"))
     places = [answers[process].decode(errors="replace") for process in representatives]
@@ -242,9 +265,13 @@ class _Calls:
         return "" if entry is None else entry.place
 
 
-def _unexplained(side: TrailVersion) -> Said:
+def _unexplained(side: TrailVersion, mine: Trail | None) -> Said:
+    """Return what is known of a side: its number of calls, and the last one of this process's."""
     count, _, digest = side.text.partition(":")
     made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
+    if mine is not None and mine.count > mine.first_kept and _is_of(side, mine.text):
+        last = mine.entry(mine.count - 1)
+        made += f", the last {last.place}" if last else ""
     return Said((), f"{made}; then {_end(side)}")
 
 

@@ -33,7 +33,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from shoal import settings
-from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.causes import (
     explain,
@@ -87,6 +87,7 @@ class ExitGuard:
         self._is_idle: Callable[[], bool] = lambda: True
         self._work_until_now: Callable[[], Callable[[], bool]] = lambda: self._is_idle
         self._leave: Callable[[str], None] = lambda words: None
+        self._compare: Callable[[], None] = lambda: None
         self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
         self._code_of_hook: int | None = None  # if the program's excepthook calls sys.exit()
@@ -124,19 +125,22 @@ class ExitGuard:
         is_idle: Callable[[], bool],
         work_until_now: Callable[[], Callable[[], bool]],
         leave: Callable[[str], None],
+        compare: Callable[[], None],
         parts_together: bool,
     ) -> None:
         """Report the end of this process to `coordinator` from now on.
 
         `leave` leaves the job after a normal end; it gets the text for the other processes (empty:
-        nothing to report). `is_idle` tells whether all arrays are computed; `work_until_now`
+        nothing to report); before an end in order, `compare` raises DivergenceError if processes
+        have made different calls. `is_idle` tells whether all arrays are computed; `work_until_now`
         returns a function that tells it of all that was started before its call, arrays or not;
         `parts_together` tells whether JAX's teardown waits for all processes even then, as in a job
         that JAX joined.
 
         Must be called after JAX was imported: exit handlers run in reverse order.
         """
-        self._coordinator, self._is_idle, self._leave = coordinator, is_idle, leave
+        self._coordinator, self._is_idle = coordinator, is_idle
+        self._leave, self._compare = leave, compare
         self._work_until_now = work_until_now
         self._parts_together = parts_together
         self._wake = wake = threading.Event()
@@ -278,7 +282,7 @@ class ExitGuard:
         self._record(error, gone, at_s)  # before any other process learns of it
         with contextlib.suppress(ShoalError, OSError):
             kind = "failed" if self._peers is None else "followed"
-            coordinator.report(kind, failure_of(error).words)
+            coordinator.report(kind, failure_of(error, self._program.place).words)
         return gone
 
     def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
@@ -347,9 +351,10 @@ class ExitGuard:
             # JAX's teardown would wait for threads that a fork does not have.
             flush()  # but not the copies of its parent's files
             os._exit(self._known_code())
-        # The order matters: the others learn why this process ends before anything here waits; the
-        # devices finish before JAX's teardown, which would cut off their part of a program; the job
-        # is left last, since no process waits for one that has left.
+        # The order matters: the others learn why this process ends before anything here waits;
+        # calls are compared before the devices finish, which after calls that differ they may never
+        # do; they finish before JAX's teardown, which would cut off their part of a program; the
+        # job is left last, since no process waits for one that has left.
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))
@@ -365,7 +370,7 @@ class ExitGuard:
         if fails:
             self._report_exit(coordinator, words)
         else:
-            found = self._await_devices(coordinator)
+            found = self._finish(coordinator)
             gone, is_alone = found or {}, found is None
         # Only now can a teardown hang; otherwise Python's own end keeps its exit code, which is not
         # known here for certain: the program may have raised SystemExit itself.
@@ -394,10 +399,20 @@ class ExitGuard:
             coordinator.close()
         os._exit(code)
 
-    def _await_devices(self, coordinator: Coordinator) -> Mapping[int, Member] | None:
-        """Wait for the devices: see `await_devices`."""
+    def _finish(self, coordinator: Coordinator) -> Mapping[int, Member] | None:
+        """Compare the calls, unless the end may be out of order, and wait for the devices: see
+        `await_devices`."""
+        has_exited = self._exit_report and self._program.has_exited()
         try:
+            if self._exit_status == 0 and (has_exited or self._program.has_returned()):
+                self._compare()
             return await_devices(coordinator, self._timed(self._work_until_now()))
+        except DivergenceError as error:
+            try:
+                self._take_exception(type(error), error, error.__traceback__)
+                self._outlast(coordinator.process)
+            finally:
+                _end(self._exit_code_of(error))
         except BaseException as error:  # noqa: BLE001 - Python would print and ignore it
             words = failure_of(error).words
             if isinstance(error, SystemExit):  # of the program's handler of a signal

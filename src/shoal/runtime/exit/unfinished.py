@@ -11,6 +11,7 @@ from shoal import settings
 from shoal.errors import DeadlineError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.causes import gone_of, peers_of
+from shoal.runtime.rules.endings import AT_END
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member
 
@@ -99,7 +100,7 @@ def _check_progress(me: ThisProcess, here: Sequence[Member], waited_s: float) ->
     late = f"{me} {HAS_ENDED}: they did not finish within {limit_s:g} s"
     raise DeadlineError(
         "\n  ".join([late, *lines]),
-        name="the end of the program",
+        name=AT_END,
         waited_s=waited_s,
         missing=[*words],
         last_words=words,

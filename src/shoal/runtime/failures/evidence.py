@@ -219,8 +219,9 @@ def _difference(
         table = inner.rows(labels, values if is_one_place else places, least=least)
         lines += _with_note(table, left_out, [side.processes for side in sides], inner)
     if difference.found_at is not None:
+        silent = f"{difference.call} sends" if difference.call else "These calls send"
         found = f"the difference was found at {place_words(difference.found_at)}"
-        lines += page.text(f"{difference.call} sends nothing; {found}.", most=2)
+        lines += page.text(f"{silent} nothing; {found}.", most=2)
     known = {process for side in sides for process in side.processes}
     known.update(process for other in failure.others for process in other.processes)
     if rest := {*processes} - known:

@@ -143,7 +143,7 @@ def place_words(place: CallPlace) -> str:
     """Return a place as in a sentence: `barrier 'step' (train.py:6)`, `train.py:6`."""
     where = f"{path_end(place.file, FILE_COLUMNS)}:{place.line}" if place.file else ""
     if not place.call:
-        return where or "an unknown place"
+        return where or place.name or "an unknown place"
     call = point(place.call, place.name)
     return f"{call} ({where})" if where else call
 

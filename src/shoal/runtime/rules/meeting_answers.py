@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
+from shoal.runtime.rules.trail_marks import Found, TrailVersion, TrailVersions
 from shoal.runtime.wire.frames import FrameError
 
 Facts: TypeAlias = dict[str, Any]
@@ -256,6 +256,19 @@ class StepsAwaited(NamedTuple):
         return {"awaited": self.processes}
 
 
+class EndsCompared(NamedTuple):
+    """The differences that are known when a program has ended, or in programs that have."""
+
+    differences: Sequence[Found]
+
+    kind: Literal["ended"] = "ended"
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts as sent."""
+        return {"differences": _rows(self.differences)}
+
+
 class Explanation(NamedTuple):
     """What the processes that found a difference have learned of it."""
 
@@ -274,7 +287,8 @@ Loss: TypeAlias = ProcessesGone | ServicesLost
 Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
-Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited | Explanation
+Known: TypeAlias = MembersKnown | StacksHeard | StepsAwaited | EndsCompared | Explanation
+Answer: TypeAlias = Outcome | StillMissing | Known
 
 
 def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:

@@ -17,8 +17,15 @@ from shoal.runtime.rules.stopping import (
     Stopped,
     StopReport,
 )
-from shoal.runtime.rules.trail_marks import TrailMarks
-from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
+from shoal.runtime.rules.trail_marks import EndedTrails, TrailMarks
+from shoal.runtime.wire.frames import (
+    Frame,
+    FrameError,
+    body_value,
+    number_field,
+    text_field,
+    whole_field,
+)
 
 _MOST_TEXT = 1000  # characters of any text that a member sends
 
@@ -69,6 +76,14 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
         members = None if group is None else _group(group, process, count)
         trails.append(TrailMarks(members, *texts))
     return trails
+
+
+def ended_of(frame: Frame, process: int, count: int) -> EndedTrails:
+    """Parse the trails of `process`, whose program has ended, in a job of `count`."""
+    given = body_value(frame)
+    if not isinstance(given, dict):
+        raise FrameError("the body holds no trails")
+    return EndedTrails(text_field(given, "base"), trails_of(given, process, count))
 
 
 class Arrival(NamedTuple):

@@ -7,10 +7,10 @@ beginning and the chain is never cut at a meeting, so a process whose wait was i
 reports the same as the others. Only after a difference, and after survivors of a loss have met, a
 trail starts again.
 
-A difference can also be found where its line does not meet: by heartbeats, or, beside the main
-line, where the main lines meet. It is reported there once, and stays in the trail: the next meeting
-of its line raises it on all members, also on those that have not heard of it, and all start again
-there, from the same call.
+A difference can also be found where its line does not meet: by heartbeats, at the end of the
+program (see `endings`), or, beside the main line, where the main lines meet. It is reported there
+once, and stays in the trail: the next meeting of its line raises it on all members, also on those
+that have not heard of it, and all start again there, from the same call.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shoal.hashing import call_digest, short_digest
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import (
     UNKNOWN,
+    EndedTrails,
     Found,
     LaneTrail,
     Marks,
@@ -281,8 +282,16 @@ class Trails:
             self._reported.update({key: trail.count for key, trail in grown})
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
 
+    def end(self) -> EndedTrails:
+        """Return all trails, for the end of the program."""
+        with self._lock:
+            return EndedTrails(self._base, [
+                TrailMarks(*key, trail.base, UNKNOWN if trail.is_silent else trail.marks.text)
+                for key, trail in self._trails.items()
+            ])  # fmt: skip
+
     def receive(self, found: Found) -> None:
-        """Store a difference found by heartbeats; the main thread's next check raises it."""
+        """Store a difference that others know of; the main thread's next check raises it."""
         with self._lock:
             if self._is_new(found):
                 self.found = found
@@ -297,8 +306,8 @@ class Trails:
 
     def _is_new(self, found: Found) -> bool:
         """Return whether the calls of a difference are still compared, and it is not reported."""
-        trail = self._trails.get((found.group, found.lane))
-        return trail is not None and trail.base == found.base and not trail.is_silent
+        trail = self._trails.get((found.group, found.lane)) or Trail(self._base)  # no call yet
+        return trail.base == found.base and not trail.is_silent
 
     def _beside(self, group: Group) -> list[LaneTrail]:
         """Return the trails of the group's other lanes."""

@@ -75,6 +75,13 @@ class TrailMarks(NamedTuple):
     marks: str
 
 
+class EndedTrails(NamedTuple):
+    """All trails of a process whose program has ended; UNKNOWN marks: it is not compared."""
+
+    base: str  # of trails that would begin now: of those in which it made no call
+    trails: Sequence[TrailMarks]
+
+
 class TrailVersion(NamedTuple):
     """The calls of some processes, where not all made the same calls."""
 
@@ -92,7 +99,7 @@ class TrailVersions(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A difference found by heartbeats."""
+    """A difference found by heartbeats, or at the end of the program."""
 
     group: tuple[int, ...] | None
     lane: str
@@ -160,13 +167,13 @@ class LatestMarks:
     def __init__(self) -> None:
         self._last: dict[tuple[Any, str, int], tuple[Key, list[tuple[int, str]]]] = {}
         self._holders: dict[Key, dict[int, dict[str, set[int]]]] = {}  # count → digest → processes
-        self._found: set[Key] = set()  # reported once
+        self.found: dict[Key, Found] = {}  # each is reported once
 
     def receive(self, process: int, trail: TrailMarks) -> Found | None:
         """Take the marks of a process; return the first difference that they show, once."""
         key, marks = trail[:3], sorted({*_marks(trail.marks)})
         self._forget(process, trail)
-        if key in self._found:
+        if key in self.found:
             return None
         self._last[trail.group, trail.lane, process] = key, marks
         holders = self._holders.setdefault(key, {})
@@ -174,11 +181,15 @@ class LatestMarks:
             holders.setdefault(count, {}).setdefault(digest, set()).add(process)
         for count, _ in marks:
             if len(versions := holders[count]) > 1:
-                self._found.add(key)
                 sides = sorted((sorted(who), digest) for digest, who in versions.items())
                 at = [TrailVersion(f"{count}:{digest}", "", "", who) for who, digest in sides]
-                return Found(*key, at)
+                found = self.found[key] = Found(*key, at)
+                return found
         return None
+
+    def add(self, found: Found) -> bool:
+        """Add a difference that other facts show; return whether it is new."""
+        return self.found.setdefault(found[:3], found) is found
 
     def _forget(self, process: int, trail: TrailMarks) -> None:
         """Drop earlier marks of a process for this trail, or for the one it replaces."""
@@ -192,6 +203,12 @@ class LatestMarks:
                 del holders[count]
         if not holders:
             self._holders.pop(key, None)
+
+
+def last_mark(text: str) -> str:
+    """Return the last mark, "count:digest" of all calls of a trail; empty if there was none."""
+    last = text.rpartition(" ")[2]
+    return last[:_TEXT] if [*_marks(last)] else ""
 
 
 def _marks(text: str) -> Iterator[tuple[int, str]]:

@@ -23,6 +23,7 @@ from shoal.runtime.rules.messages import (
     Arrival,
     abandoned_of,
     beat_of,
+    ended_of,
     notice_of,
     processes_of,
     step_of,
@@ -177,6 +178,9 @@ class LaneCaller:
             if waiting is not None:
                 ticket = whole_field(header, "ticket")
                 job.mail.answer([Reply(connection, ticket, waiting)])
+        elif verb == "ended":
+            ended = ended_of(frame, process, self._count)
+            job.end(process, ended, connection, whole_field(header, "ticket"))
         else:
             _known(_QUERIES, verb)(job, connection, header)
 

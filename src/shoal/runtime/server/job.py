@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from shoal.runtime.rules.endings import Endings
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
@@ -26,7 +27,7 @@ from shoal.runtime.rules.meeting_answers import (
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat, notice_header, step_text
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
-from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
+from shoal.runtime.rules.trail_marks import EndedTrails, Found, LatestMarks, TrailMarks
 from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
@@ -59,6 +60,7 @@ class ServedJob:
         self._running = running  # the clock by which silence is counted
         self._keepers = KeeperConnections(connections)
         self._marks = LatestMarks()
+        self._endings: Endings[Connection] = Endings(joining.num_processes, self._marks)
         self._stalls = Stalls()
         self._judge_at = -math.inf
         self.left_at: dict[int, str] = {}  # the last place of each process that left in order
@@ -76,7 +78,9 @@ class ServedJob:
     @property
     def next_deadline(self) -> float:
         """The time at which `on_time` must be called, except for silence."""
-        return self.meeting.next_deadline if self.meeting else self.joining.next_deadline
+        if self.meeting is None:
+            return self.joining.next_deadline
+        return min(self.meeting.next_deadline, self._endings.deadline)
 
     def is_over(self, now: float) -> bool:
         """Return whether no process is left in it."""
@@ -142,11 +146,25 @@ class ServedJob:
         for marks in trails:
             difference = self._marks.receive(process, marks)
             if difference is not None:
-                header = {"is": "trail", "group": difference.group, "lane": difference.lane}
-                frame = pack_frame(
-                    {**header, "base": difference.base}, json.dumps(difference.versions).encode()
-                )
-                self.mail.push(difference.group or range(self.num_processes), frame)
+                self._push_difference(difference)
+
+    def _push_difference(self, found: Found) -> None:
+        header = {"is": "trail", "group": found.group, "lane": found.lane, "base": found.base}
+        frame = pack_frame(header, json.dumps(found.versions).encode())
+        self.mail.push(found.group or range(self.num_processes), frame)
+
+    def end(self, process: int, ended: EndedTrails, to: Connection, ticket: int) -> None:
+        """Take the trails of a process whose program has ended in order, and which waits for the
+        differences."""
+        self._endings.end(self.now(), process, ended, to, ticket)
+        self._answer_ended()
+
+    def _answer_ended(self) -> None:
+        """Answer processes whose programs have ended, if it is time; notify all of differences."""
+        found, replies = self._endings.answer(self.now())
+        self.mail.answer(replies)
+        for one in found:
+            self._push_difference(one)
 
     def take_idle(self, process: int, idle: Idle | None) -> None:
         """Take a report that a process makes no progress; None: it makes it again."""
@@ -212,6 +230,7 @@ class ServedJob:
         if meeting is None or meeting.has_gone(process):
             return
         self._liveness.forget(process)
+        self._endings.depart(process, is_lost=state != "left")
         more: dict[str, Any] = {"follows": True} if follows else {}
         more["at"] = meeting.whereabouts(self.now(), process)
         self.on_news(gone=process, state=state, words=words, at_s=self.now(), **more)
@@ -225,6 +244,7 @@ class ServedJob:
             self._has_left = True
             self.mail.push(self.mail.lives, pack_frame({"is": "left"}))
         self.leaving.depart(process)
+        self._answer_ended()
 
     def end_life(self, life: Life, reason: str) -> None:
         """Handle the end of a process's lifetime connection."""
@@ -248,6 +268,8 @@ class ServedJob:
             return
         self.mail.answer(self.meeting.lose_service(self.now(), name, words))
         self.mail.push_gone(None, name, "lost", words)
+        self._endings.lose()
+        self._answer_ended()
 
     def keep(
         self, connection: Connection, process: int, incarnation: str
@@ -304,6 +326,7 @@ class ServedJob:
         if self.meeting is not None:
             self.mail.answer(self.meeting.tick(now))
             self.mail.request_stacks(self.meeting.take_stack_requests())
+            self._answer_ended()
 
     def is_silence_due(self, now: float) -> bool:
         """Return whether any silence is due to be judged."""

@@ -1,0 +1,143 @@
+"""Programs that end in order are compared with those that have ended before, and no further."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.runtime.rules.endings import AT_END, WAIT_S, Endings
+from shoal.runtime.rules.trail import TrailEntry, Trails
+from shoal.runtime.rules.trail_marks import EndedTrails, LatestMarks, TrailMarks
+
+GROUPS = (None, (0, 1), (1, 2, 3))
+PROCESSES = range(4)
+
+
+def trails_of(process, histories):
+    """Return the trails of a process that made these calls, by group and lane."""
+    trails = Trails(process, len(PROCESSES))
+    for (group, lane), values in histories.items():
+        for value in values:
+            trails.record(TrailEntry("put", "a.py:1 (f)", ("x",), value), group=group, lane=lane)
+    return trails
+
+
+def ended(calls, group=None, lane="main", base=""):
+    """Return the trails of a process that made these calls in one lane."""
+    trails = trails_of(0, {(group, lane): calls}).end()
+    return EndedTrails(base, [one._replace(base=base) for one in trails.trails])
+
+
+def differ(said):
+    """Return the processes of each side of each difference."""
+    return [[[*side.processes] for side in one.versions] for one in said]
+
+
+HISTORIES = st.dictionaries(
+    st.sampled_from(GROUPS), st.lists(st.sampled_from("ab"), max_size=3), max_size=3
+)
+
+
+@given(
+    st.lists(HISTORIES, min_size=4, max_size=4),
+    st.permutations(PROCESSES),
+    st.lists(st.sampled_from([0.0, 0.4, 1.5]), min_size=4, max_size=4),
+)
+def test_a_process_hears_of_a_difference_if_and_only_if_one_has_ended_with_other_calls(
+    histories, order, gaps
+):
+    endings, now, have_ended, waiting, told = Endings(4, LatestMarks()), 0.0, [], {}, {}
+
+    def look():
+        for reply in endings.answer(now)[1]:
+            told[reply.to] = reply.answer.differences
+            own = histories[reply.to]
+            expected = {
+                group
+                for group in GROUPS
+                if group is None or reply.to in group
+                for members in [[p for p in have_ended if group is None or p in group]]
+                if len({tuple(histories[p].get(group, ())) for p in members}) > 1
+            }
+            assert {one.group for one in told[reply.to]} == expected, own
+            assert waiting.pop(reply.to) + WAIT_S >= now
+
+    for process, gap_s in zip(order, gaps, strict=True):
+        until = now + gap_s
+        while endings.deadline <= until:
+            now = endings.deadline
+            look()
+        now = until
+        calls = {(g, "main"): v for g, v in histories[process].items() if not g or process in g}
+        endings.end(now, process, trails_of(process, calls).end(), process, ticket=process)
+        have_ended.append(process)
+        waiting[process] = now
+        look()
+    assert set(told) == {*PROCESSES}, "all have ended: none waits"
+    assert endings.deadline == math.inf
+
+
+def test_all_sides_are_known_when_all_have_ended():
+    endings = Endings(4, LatestMarks())
+    for process, calls in enumerate(["ab", "ab", "ax", ""]):
+        endings.end(0.0, process, ended(calls), process, ticket=7)
+    new, replies = endings.answer(0.0)
+    assert differ(new) == [[[0, 1], [2], [3]]]
+    assert [side.text.partition(":")[0] for side in new[0].versions] == ["2", "2", ""]
+    assert {side.name for side in new[0].versions} == {AT_END}
+    assert len({id(reply.answer) for reply in replies}) == 1, "packed once, for all"
+
+
+def test_the_calls_of_another_lane_are_compared_as_far_as_both_go():
+    for second, expected in (("abc", []), ("", []), ("xbcd", [[[0], [1]]])):
+        endings = Endings(2, LatestMarks())
+        endings.end(0.0, 0, ended("ab", lane="data"), 0, ticket=1)
+        endings.end(0.0, 1, ended(second, lane="data"), 1, ticket=1)
+        new, replies = endings.answer(0.0)
+        assert differ(new) == expected
+        assert [differ(reply.answer.differences) for reply in replies] == [expected] * 2
+
+
+@pytest.mark.parametrize("state", ["left", "lost"])
+def test_one_that_is_gone_is_not_waited_for_and_after_a_loss_nothing_is_compared(state):
+    endings = Endings(3, LatestMarks())
+    endings.end(0.0, 0, ended("a"), 0, ticket=1)
+    endings.end(0.0, 1, ended("b"), 1, ticket=1)
+    assert endings.answer(0.5) == ([], [])
+    endings.depart(2, is_lost=state == "lost")
+    new, replies = endings.answer(0.5)
+    assert differ(new) == ([] if state == "lost" else [[[0], [1]]])
+    assert [len(reply.answer.differences) for reply in replies] == [len(new)] * 2
+
+
+def test_a_difference_that_was_known_before_a_loss_is_still_reported():
+    endings = Endings(2, LatestMarks())
+    endings.end(0.0, 0, ended("a"), 0, ticket=1)
+    endings.answer(WAIT_S)
+    endings.end(1.0, 1, ended("b"), 1, ticket=1)
+    assert differ(endings.answer(1.0)[0]) == [[[0], [1]]]
+    endings.depart(1, is_lost=True)
+    endings.end(2.0, 0, ended("a"), 0, ticket=2)
+    new, (reply,) = endings.answer(2.0)
+    assert new == []
+    assert differ(reply.answer.differences) == [[[0], [1]]]
+
+
+def test_calls_that_count_from_different_points_are_not_compared():
+    endings = Endings(3, LatestMarks())
+    endings.end(0.0, 0, ended("ab"), 0, ticket=1)
+    endings.end(0.0, 1, EndedTrails("since a loss", []), 1, ticket=1)
+    endings.end(0.0, 2, EndedTrails("", [TrailMarks(None, "main", "", "?")]), 2, ticket=1)
+    assert endings.answer(0.0)[0] == []
+
+
+def test_calls_of_a_running_process_are_compared_as_far_as_both_go():
+    marks = LatestMarks()
+    endings = Endings(2, marks)
+    (beat,) = ended("abcd").trails
+    assert marks.receive(1, beat) is None
+    endings.end(0.0, 0, ended("ab"), 0, ticket=1)
+    assert endings.answer(WAIT_S)[0] == [], "it may yet make them"
+    endings.end(2.0, 0, ended("ax"), 0, ticket=1)
+    assert differ(endings.answer(2.0 + WAIT_S)[0]) == [[[0], [1]]]
