@@ -80,6 +80,7 @@ class LocalStore:
             request_bytes=REQUEST_BYTES,
             reads=None,
             looks=1,
+            replaces=False,
         )
 
     def limited(self, left: Left) -> Store:

@@ -48,7 +48,7 @@ class Attempt:
     is_live: bool  # it may still be committed
     is_complete: bool  # manifest and all parts exist
     idle_s: float  # since its lease was last refreshed; inf: it cannot be committed any more
-    owner: Mapping[str, Any]  # host, pid, start time
+    owner: Mapping[str, Any]  # see `Store.begin`
     names: tuple[str, ...]  # its files
     ahead_s: float = 0.0  # by which that time is in the future; then `idle_s` is 0 (unknown)
 
@@ -80,6 +80,7 @@ class Pace(NamedTuple):
     request_bytes: int  # most of one read
     reads: int | None  # at a time; None: as many as there are cores
     looks: int  # small files that are read at a time
+    replaces: bool  # a commit may replace another in one change; else that is deleted first
 
 
 class Got(NamedTuple):
@@ -171,6 +172,10 @@ class Store(Files, Protocol):
     def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         """Begin an attempt, durably: from now on it may be committed.
 
+        Args:
+          owner: host, pid, start time; and where the store `replaces`, the attempt that this one
+            is to replace, as "replaces".
+
         Raises:
           StepAlreadyCommittedError: something is committed here.
           SaveAbortedError: another process ended the attempt at once.
@@ -244,7 +249,8 @@ class Store(Files, Protocol):
     def recover(self) -> Commit | None:
         """Commit a complete attempt if nothing is committed; finish interrupted deletions.
 
-        Of several complete attempts the one refreshed last is committed. Returns the commit.
+        One that replaces what is committed is committed, too. Of several complete attempts the one
+        refreshed last is committed. Returns the commit.
 
         Raises:
           CorruptCheckpointError: as `committed`; nothing is changed then.

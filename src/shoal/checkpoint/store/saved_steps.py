@@ -174,17 +174,35 @@ def delete_step(root: Store, step: int) -> None:
     """
     with contextlib.suppress(CorruptCheckpointError):
         require(root, step)
-    store = root.step(step)
+    if not delete_saved(root.step(step)):
+        raise _pinned(step)
+
+
+def delete_saved(store: Store) -> bool:
+    """Delete what is saved in a place, damaged or not; return False if it is pinned: it stays.
+
+    Raises:
+      StorageError: it stays, although the storage reported no error.
+    """
     if not store.delete_damaged():
-        raise UsageError(f"delete: step {step} is pinned; unpin it first")
-    if store.standing() is not None:
+        return False
+    if store.state().commit is not None:  # which lists: one answer alone may be wrong
         raise StorageError(
-            f"delete: step {step} is still there, or was saved again meanwhile", path=store.path
+            f"{store.path}: it is still there after `delete`, or was saved again meanwhile",
+            path=store.path,
         )
+    return True
 
 
-def make_room(root: Store, step: int) -> None:
-    """Delete a damaged step so that it can be saved again.
+def _pinned(step: int) -> UsageError:
+    return UsageError(f"delete: step {step} is pinned; unpin it first")
+
+
+def make_room(root: Store, step: int) -> str:
+    """Make room for a damaged step to be saved again.
+
+    Returns the attempt that the new one is to replace. "": it is deleted, since the store cannot
+    replace it, or what it says is unreadable.
 
     Raises:
       CorruptCheckpointError: the directory holds another step, which may be intact.
@@ -196,8 +214,13 @@ def make_room(root: Store, step: int) -> None:
         found = store.standing()
     if found and not store.is_link:
         check_place(store.path, found.step, COMMIT)
+    if found and store.pace.replaces:
+        if store.is_pinned:
+            raise _pinned(step)
+        return found.attempt
     with contextlib.suppress(NotCommittedError):  # another process was faster
         delete_step(root, step)
+    return ""
 
 
 def _committed(
