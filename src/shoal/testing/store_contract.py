@@ -456,6 +456,8 @@ class StoreContract:
             Save(f"00000000000{number}", step=number).save(root.step(number))
         Save("00000000000d", step=9).begin(root.step(9))
         assert [step for step, _ in root.steps()] == [1, 2, 3, 9]
+        assert [step for step, _ in root.steps(3)] == [3, 9]
+        assert root.steps(10) == []
         assert 9 in [step for step, _ in root.unsettled()]
         assert [one.step for one in saved_steps.commits(root)] == [1, 2, 3]
         assert saved_steps.chosen(root, skip_corrupt=False) == 3

@@ -188,9 +188,9 @@ class ObjectStore:
         there = self._objects.below(step_name(step))
         return ObjectStore(there, self._access, self._left, is_listed=is_listed)
 
-    def steps(self) -> list[tuple[int, Store]]:
+    def steps(self, first: int = 0) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
-        return [(step, store) for step, store, _ in self._listed()]
+        return [(step, store) for step, store, _ in self._listed(first)]
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """See `Store.unsettled`. One listing and a register of each step show it."""
@@ -204,20 +204,21 @@ class ObjectStore:
         in_threads(look, self._listed(), _SMALL_REQUESTS)
         return sorted(found)
 
-    def _listed(self) -> list[tuple[int, Store, list[str]]]:
-        """Return the steps, in order, with the names of their files.
+    def _listed(self, first: int = 0) -> list[tuple[int, Store, list[str]]]:
+        """Return the steps from `first` on, in order, with the names of their files.
 
         Where only an empty register is left, the step is deleted. Its size says so: the registers
         of deleted steps stay for good, and need not all be read.
         """
         found: list[tuple[int, Store, list[str]]] = []
         listed = self._surely(
-            lambda: self._objects.listed_below(STEPS), lambda found: sum(map(len, found.values()))
+            lambda: self._objects.listed_below(STEPS, step_name(first)),
+            lambda found: sum(map(len, found.values())),
         )
         for name, infos in listed.items():
             own = [one for one in infos if one.name != _CONDITIONS]
             step = step_of(name)
-            if step is None or all(map(_is_empty_register, own)):
+            if step is None or step < first or all(map(_is_empty_register, own)):
                 continue
             names = [one.name for one in own]
             store = self._step(step, is_listed=COMMIT in names)

@@ -82,6 +82,7 @@ class Saver:
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
+        self._oldest = 0  # no step below it was there at the last retention
         self._is_unranked = False  # a warning has named a metric that a save lacks
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
@@ -304,10 +305,12 @@ class Saver:
             return
 
         def act() -> list[int]:
-            return saved_steps.retain(
+            done = saved_steps.retain(
                 self._root, keep, saved=step, idle_s=self._lease_s, process=lead,
-                damaged=self.damaged,
+                damaged=self.damaged, first=min(self._oldest, step),
             )  # fmt: skip
+            self._oldest = done.oldest
+            return done.deleted
 
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:

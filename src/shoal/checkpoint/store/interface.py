@@ -116,8 +116,11 @@ class Store(Files, Protocol):
     def step(self, step: int) -> Store:
         """Return the place of a step of a run, which may not exist yet."""
 
-    def steps(self) -> list[tuple[int, Store]]:
-        """Return the places of all steps of a run, in order, without reading them."""
+    def steps(self, first: int = 0) -> list[tuple[int, Store]]:
+        """Return the places of all steps of a run from `first` on, in order, without reading them.
+
+        A bucket lists the register of each deleted step, too: this may take long from 0 on.
+        """
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """Return those of `steps` where something may be left to do, or that cannot be read.
@@ -284,15 +287,21 @@ class Store(Files, Protocol):
 
 
 def confirmed(look: Callable[[], Value]) -> Value:
-    """Return what `look` finds; damage and absence count only if it finds them twice.
+    """Return what `look` finds; damage or absence counts only if it finds the same twice.
 
     Each look must send requests of its own: one answer of a bucket, or of a proxy before it, may be
     a page of HTML, a 404, or have a bit flipped, and the checkpoint is intact.
     """
     try:
         return look()
-    except (FileNotFoundError, CorruptCheckpointError):
+    except (FileNotFoundError, CorruptCheckpointError) as error:
+        first = type(error)
+    try:
         return look()
+    except (FileNotFoundError, CorruptCheckpointError) as second:
+        if isinstance(second, first):
+            raise
+    return look()  # it was damaged in one answer, and absent in the other
 
 
 @contextmanager

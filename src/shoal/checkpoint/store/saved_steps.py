@@ -311,6 +311,13 @@ def _warning(step: int) -> Iterator[None]:
         _LOG.warning("step %d could not be cleaned up: %s", step, error)
 
 
+class Retained(NamedTuple):
+    """What retention has done."""
+
+    deleted: list[int]
+    oldest: int  # no step below it is there
+
+
 def retain(
     root: Store,
     keep: Keep,
@@ -319,16 +326,21 @@ def retain(
     idle_s: float,
     process: int,
     damaged: Collection[int] = (),
-) -> list[int]:
-    """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
+    first: int = 0,
+) -> Retained:
+    """Delete the steps that `keep` does not keep. Clean up after crashes elsewhere.
 
     The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
     damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
     If some steps cannot be deleted, the others still are, and the first error is raised.
+
+    Args:
+      first: steps below it are left alone: in a bucket, to list what is left of all deleted steps
+        of a long run costs more than the save.
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
-    pairs = [one for one in root.steps() if one[0] not in damaged]
+    pairs = [one for one in root.steps(first) if one[0] not in damaged]
     at_once = root.pace.looks
     steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
     if (last := max(steps, default=saved)) > saved:
@@ -347,13 +359,14 @@ def retain(
                 gone.append(step)
         except CheckpointError as error:
             errors.append(error)
-    for step, store in root.steps():
+    left = root.steps(first)
+    for step, store in left:
         if step not in steps and not store.is_link:
             with _warning(step), contextlib.suppress(*skipped):  # already reported
                 store.collect_garbage(idle_s=idle_s)
     if errors:
         raise errors[0]
-    return gone
+    return Retained(gone, min((step for step, _ in left), default=saved))
 
 
 def _saved(one: CommittedStep) -> Saved:
