@@ -309,6 +309,53 @@ class StoreContract:
         assert store.delete(FIRST.attempt)
         assert store.committed() is None
 
+    @pytest.mark.parametrize("how", ["commit", "recover", "collect_garbage"])
+    def test_a_replacement_ends_what_it_replaces(self, store: Store, how: str) -> None:
+        if not store.pace.replaces:
+            pytest.skip("a step is deleted before it is saved again")
+        old = FIRST.save(store)
+        store.begin(SECOND.manifest, {**OWNER, "replaces": FIRST.attempt})
+        SECOND.write(store, 0)
+        assert store.recover() == store.committed() == old, "it is not complete"
+        SECOND.write(store, 1)
+        assert store.committed() == old
+        if how == "commit":
+            store.commit(SECOND.attempt)
+        elif how == "recover":
+            store.recover()
+        else:
+            store.collect_garbage(idle_s=600)
+        commit = store.committed()
+        assert attempt_of(commit) == SECOND.attempt
+        assert value_of(store, commit) == 8
+        assert store.names() == names_of(store, commit)
+        with pytest.raises(StepAlreadyCommittedError):
+            store.commit(FIRST.attempt)
+        assert store.delete(SECOND.attempt)
+        with pytest.raises(SaveAbortedError):
+            store.commit(FIRST.attempt)
+
+    def test_a_replacement_spares_what_is_pinned_and_what_it_was_not_made_for(
+        self, store: Store
+    ) -> None:
+        if not store.pace.replaces:
+            pytest.skip("a step is deleted before it is saved again")
+        old = FIRST.save(store)
+        store.begin(SECOND.manifest, {**OWNER, "replaces": FIRST.attempt})
+        for process in range(2):
+            SECOND.write(store, process)
+        assert store.pin()
+        with pytest.raises(StepAlreadyCommittedError):
+            store.commit(SECOND.attempt)
+        assert store.committed() == old
+        store.unpin()
+        assert store.delete(FIRST.attempt)
+        third = Save("00000000000c", value=9).save(store)
+        with pytest.raises(StepAlreadyCommittedError):
+            store.commit(SECOND.attempt)
+        assert store.committed() == third
+        assert value_of(store, third) == 9
+
     def test_a_complete_attempt_is_recovered_and_no_other(self, store: Store) -> None:
         FIRST.begin(store)
         assert store.recover() is None
@@ -409,6 +456,8 @@ class StoreContract:
             Save(f"00000000000{number}", step=number).save(root.step(number))
         Save("00000000000d", step=9).begin(root.step(9))
         assert [step for step, _ in root.steps()] == [1, 2, 3, 9]
+        assert [step for step, _ in root.steps(3)] == [3, 9]
+        assert root.steps(10) == []
         assert 9 in [step for step, _ in root.unsettled()]
         assert [one.step for one in saved_steps.commits(root)] == [1, 2, 3]
         assert saved_steps.chosen(root, skip_corrupt=False) == 3

@@ -20,6 +20,7 @@ from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store import opening, saved_steps
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.errors import CheckpointError, ShoalError, StorageError
+from shoal.testing.store_contract import Save
 
 PAGE = b"<!DOCTYPE html><html><body>Sign in to this network</body></html>"
 KINDS = ("absent", "page", "flipped", "cut")
@@ -240,3 +241,48 @@ def test_a_step_that_was_skipped_is_replaced_only_if_it_is_still_damaged(of, is_
             step.put(name, harmed("flipped", step.read(name)[0]))
             ckpts.save(1, tree_of(1))
             assert committed(objects)[1] != before[1]
+
+
+@pytest.mark.parametrize("kind", ["absent", "page"])
+@pytest.mark.parametrize("times", [2, 6, 1 << 30])
+def test_a_delete_that_returns_has_deleted(kind, times):
+    def by_checkpoints(objects):
+        root = ObjectStore(objects)
+        with shoal.Checkpoints(root, coordinator=one(), recover=False) as ckpts:
+            ckpts.delete(1)
+
+    def by_command(objects):
+        saved_steps.delete_saved(ObjectStore(objects).step(1))
+
+    for delete in (by_checkpoints, by_command):
+        objects, at, is_over = saved(), 0, False
+        while not is_over:
+            at += 1
+            objects.answers = answers = Answers(kind, at, times)
+            try:
+                delete(objects)
+                is_deleted = True
+            except ShoalError:
+                is_deleted = False
+            objects.answers, is_over = Answers(), answers.requests < at
+            is_there = ObjectStore(objects).step(1).standing() is not None
+            assert not (is_there and is_deleted), (delete, at)
+            if not is_there:
+                objects = saved()
+        assert at > 5
+
+
+@pytest.mark.parametrize("kind", ["absent", "page", "cut"])
+def test_a_lease_that_was_read_wrongly_says_what_it_said(kind):
+    """It says what its attempt replaces: a beat that wrote back a page would lose that."""
+    objects, at, is_over = Lying(), 0, False
+    store, owner = ObjectStore(objects), {"host": "here", "replaces": "00000000000b"}
+    store.begin(Save("00000000000a").manifest, owner)
+    while not is_over:
+        at += 1
+        objects.answers = answers = Answers(kind, at, times=1 + at % 2)
+        store.refresh("00000000000a")
+        objects.answers, is_over = Answers(), answers.requests < at
+        (attempt,) = store.state().attempts
+        assert attempt.owner == owner
+    assert at > 1

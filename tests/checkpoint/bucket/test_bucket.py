@@ -631,3 +631,31 @@ def test_with_a_single_writer_no_end_undoes_a_commit():
     plain.unpin()
     assert plain.delete("00000000000a")
     assert store.committed() is None
+
+
+def test_a_save_lists_no_more_the_longer_the_run(monkeypatch):
+    listed, real = [], MemoryObjects.listed_below
+
+    def counted(self, *arguments):
+        found = real(self, *arguments)
+        listed.append(len(found))
+        return found
+
+    monkeypatch.setattr(MemoryObjects, "listed_below", counted)
+    root, coordinator = ObjectStore(MemoryObjects()), LocalJob(1).coordinators[0]
+    with shoal.Checkpoints(root, keep=2, asynchronous=False, coordinator=coordinator) as ckpts:
+        for step in range(10, 50):
+            ckpts.save(step, {"w": np.ones(3)})
+            most, listed[:] = max(listed), []
+        assert most <= 4
+        assert ckpts.all_steps() == (48, 49)
+        assert listed == [40]
+        ckpts.pin(48)
+        ckpts.save(7, {"w": np.ones(3)})  # it goes back
+        assert ckpts.all_steps() == (7, 48, 49)
+        ckpts.save(50, {"w": np.ones(3)})
+        assert ckpts.all_steps() == (48, 49, 50)
+    with shoal.Checkpoints(root, keep=1, asynchronous=False, coordinator=coordinator) as ckpts:
+        ckpts.unpin(48)
+        ckpts.save(51, {"w": np.ones(3)})
+        assert ckpts.all_steps() == (51,)

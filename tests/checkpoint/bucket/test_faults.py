@@ -156,13 +156,13 @@ KINDS = ("refused", "before", "after", "conflict", "down")
 PART = int(sys.version_info >= (3, 12))  # each Python tries some, make test-buckets all
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *KINDS[PART::2],
-        *(pytest.param(kind, marks=pytest.mark.buckets) for kind in KINDS[1 - PART :: 2]),
-    ],
-)
+SOME_KINDS = [
+    *KINDS[PART::2],
+    *(pytest.param(kind, marks=pytest.mark.buckets) for kind in KINDS[1 - PART :: 2]),
+]
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_request_that_fails_loses_nothing(kind, quick):
     total, fired, ended = count(), 0, 0
     assert total > 40
@@ -180,3 +180,60 @@ def test_a_request_that_fails_loses_nothing(kind, quick):
         check(objects, saved)
     assert fired > 4 if kind == "conflict" else fired == total
     assert (ended == 0) == (kind == "conflict"), ended
+
+
+# ---- a damaged step is saved again
+
+
+def damaged():
+    """Return a bucket with two steps of which the newest is damaged."""
+    objects = Faulty()
+    objects.line = Line()
+    with shoal.Checkpoints(ObjectStore(objects), asynchronous=False, coordinator=one()) as ckpts:
+        for step in range(2):
+            ckpts.save(step, tree_of(step))
+    here = objects.below("step_000000000001")
+    (name,) = [info.name for info in here.listed().infos if info.name.startswith("data-")]
+    here.put(name, bytes(len(here.read(name)[0])))
+    return objects, here
+
+
+def replace(objects, line=None):
+    """Save the step again that `resume` has skipped."""
+    with shoal.Checkpoints(
+        ObjectStore(objects), keep=2, lease_s=0.001, asynchronous=False, coordinator=one()
+    ) as ckpts:
+        _, first = ckpts.resume(None, tree_of(0), skip_corrupt=True)
+        if line is not None:
+            objects.line.kind, objects.line.at, objects.line.requests = *line, 0
+        ckpts.save(first, tree_of(first))
+        objects.line.at = 0
+        return first, ckpts.restore(first)["step"]
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
+def test_a_replacement_that_fails_leaves_the_old_step_or_the_new_one(kind, quick):
+    objects, _ = damaged()
+    assert replace(objects, ("", 0)) == (1, 1)
+    total, outcomes = objects.line.requests, set()
+    for at in range(1, total + 1):
+        objects, here = damaged()
+        store, files = ObjectStore(here), {info.name for info in here.listed().infos}
+        old = store.standing()
+        try:
+            replace(objects, (kind, at))
+            outcome = "saved"
+        except ShoalError:
+            outcome = "failed"
+        objects.line.at = 0
+        if store.standing() == old:
+            assert outcome == "failed"
+            assert {info.name for info in here.listed().infos} >= files
+            assert replace(objects)[0] in (1, 2), "a complete attempt is committed by the next run"
+        else:
+            outcome += ", and it is there"
+        opening.open_checkpoint(store)
+        assert np.array_equal(shoal.restore(store)["w"], tree_of(1)["w"])
+        outcomes.add(outcome)
+    assert "saved, and it is there" in outcomes
+    assert ("failed" in outcomes) == (kind != "conflict")

@@ -1,4 +1,4 @@
-"""All interleavings of the requests of processes that commit, end, delete and pin one step.
+"""All interleavings of the requests of processes that commit, replace, end, delete and pin a step.
 
 A process reads the register, decides, and writes under the condition that it is still what was
 read. A write may arrive at once, or at any later time, when its process has long gone on: its
@@ -21,7 +21,7 @@ from shoal.checkpoint.format.json_files import decode_commit, decode_register, e
 from shoal.checkpoint.format.records import Blob, Commit, Register, index_name, manifest_name
 from shoal.errors import CorruptCheckpointError, ShoalError, UsageError
 
-A, B = "00000000000a", "00000000000b"
+A, B, C = "00000000000a", "00000000000b", "00000000000c"
 
 
 class Metrics(dict):
@@ -42,10 +42,17 @@ class Actor(NamedTuple):
     act: register.Change
     removes: str = ""
     is_free_to_remove: Callable[[Register], bool] = lambda found: True
+    replaces: tuple[str, str] | None = None  # the attempts before and after
 
 
 def committer(attempt):
     return Actor(register.committing("here", commit_of(attempt)))
+
+
+def replacer(old, new):
+    """A commit in place of a damaged one, whose data is removed afterwards."""
+    act = register.committing("here", commit_of(new), old)
+    return Actor(act, old, lambda found: old in found.ended, (old, new))
 
 
 def sweeper(attempt):
@@ -129,15 +136,22 @@ def why_wrong(state: State, pins: list[int]) -> str:
         return "what is committed is ended"
     for number in pins:
         result = state.processes[number].result
-        if isinstance(result, Register) and result.is_pinned and found.commit is None:
+        if isinstance(result, Register) and result.is_pinned and found.commit != result.commit:
             return "what was pinned is gone"
     return ""
+
+
+def is_overwritten(before: Commit | None, after: Commit | None, allowed) -> bool:
+    if before is None or after is None or before.attempt == after.attempt:
+        return False
+    return (before.attempt, after.attempt) not in allowed
 
 
 def search(*actors: Actor, at_first: Register | None = None):
     """Return how many states can be reached, and what is wrong in one of them."""
     processes = tuple(Process() for _ in actors)
-    first = State(at_first or Register(), 0, frozenset([A, B]), processes)
+    first = State(at_first or Register(), 0, frozenset([A, B, C]), processes)
+    allowed = {actor.replaces for actor in actors}
     pins = [n for n, actor in enumerate(actors) if actor.act is register.pinning]
     seen, waiting = {first}, deque([first])  # the shortest way to what is wrong
     while waiting:
@@ -145,10 +159,15 @@ def search(*actors: Actor, at_first: Register | None = None):
         if why := why_wrong(state, pins):
             return len(seen), why
         for after in moves(state, actors):
+            if is_overwritten(state.register.commit, after.register.commit, allowed):
+                return len(seen), "what was committed is overwritten"
             if after not in seen:
                 seen.add(after)
                 waiting.append(after)
     return len(seen), ""
+
+
+AT_FIRST = Register(commit_of(A))
 
 
 def test_two_committers_a_rival_a_sweeper_and_a_retention():
@@ -179,6 +198,29 @@ def test_a_step_that_is_deleted_and_saved_again():
     at_first = Register(commit_of(A))
     actors = retention(A), committer(B), retention(B), committer(A)
     assert search(*actors, at_first=at_first)[1] == ""
+
+
+def test_a_replacement_among_committers_a_rival_a_sweeper_and_a_retention():
+    instead = replacer(A, B)
+    for first in (instead, committer(C)):
+        states, why = search(instead, first, sweeper(B), retention(A), at_first=AT_FIRST)
+        assert why == ""
+        assert states > 40_000
+    late = committer(A), retention(B)  # of the step as it was, and of the new one
+    assert search(instead, *late, sweeper(A), at_first=AT_FIRST)[1] == ""
+    assert search(instead, instead, *late, at_first=AT_FIRST)[1] == ""
+
+
+def test_two_replacements_of_one_attempt():
+    both = replacer(A, B), replacer(A, C)
+    for other in (sweeper(C), retention(B)):
+        assert search(*both, other, committer(A), at_first=AT_FIRST)[1] == ""
+
+
+def test_a_pin_and_a_replacement():
+    pinner = Actor(register.pinning)
+    actors = replacer(A, B), pinner, retention(A), committer(A)
+    assert search(*actors, at_first=AT_FIRST)[1] == ""
 
 
 # ---- the search finds what is wrong with other rules
@@ -213,7 +255,22 @@ def deleting_what_is_pinned(attempt):
     return Actor(act, attempt, lambda found: attempt in found.ended)
 
 
-AT_FIRST = Register(commit_of(A))
+def replacing(old, new, is_ended=True, is_pinned_seen=True, is_any=False):
+    """A replacement as it should be, or without one of its rules."""
+
+    def act(found):
+        there = found.commit and found.commit.attempt
+        if new in (there, *found.ended) or (found.is_pinned and is_pinned_seen):
+            return None
+        if there not in (None, old) and not is_any:
+            return None
+        over = (old,) if there == old and is_ended else ()
+        return replace(found, commit=commit_of(new), ended=(*found.ended, *over))
+
+    def is_over(found):
+        return found.commit is None or found.commit.attempt != old
+
+    return Actor(act, old, is_over, (old, new))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +283,30 @@ AT_FIRST = Register(commit_of(A))
             {"at_first": AT_FIRST},
             "pinned is gone",
         ),
+        (
+            (replacing(A, B, is_ended=False), retention(B), committer(A)),
+            {"at_first": AT_FIRST},
+            "lost its data",
+        ),
+        (
+            (replacing(A, B, is_pinned_seen=False), Actor(register.pinning)),
+            {"at_first": AT_FIRST},
+            "pinned is gone",
+        ),
+        (
+            (replacing(A, B, is_any=True), committer(C), retention(A)),
+            {"at_first": AT_FIRST},
+            "overwritten",
+        ),
     ],
-    ids=["without a fence", "no end in the register", "a pin is not looked for"],
+    ids=[
+        "without a fence",
+        "no end in the register",
+        "a pin is not looked for",
+        "a replaced attempt is not ended",
+        "a replacement does not look for a pin",
+        "a replacement of whatever is committed",
+    ],
 )
 def test_wrong_rules_are_found(actors, options, why):
     assert why in search(*actors, **options)[1]

@@ -11,6 +11,7 @@ import shoal
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import _Running
 from shoal.checkpoint.planning.policies import Best, EverySteps, Last
+from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.step_names import KEEP, step_name
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
@@ -280,9 +281,12 @@ def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatc
 
 def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch):
     go_on = threading.Event()
-    monkeypatch.setattr(
-        "shoal.checkpoint.store.saved_steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)]
-    )
+
+    def retain(*_, **__):
+        go_on.wait(PATIENCE_S)
+        return saved_steps.Retained([], 0)
+
+    monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
         with pytest.raises(DeadlineError):
@@ -367,7 +371,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
     def retain(*_, **__):
         assert waits.wait(PATIENCE_S)
         seen.append((alone.progress.is_waiting, alone.progress.place))
-        return []
+        return saved_steps.Retained([], 0)
 
     monkeypatch.setattr(Progress, "begin_wait", coming)
     monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)

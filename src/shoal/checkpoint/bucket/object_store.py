@@ -188,9 +188,9 @@ class ObjectStore:
         there = self._objects.below(step_name(step))
         return ObjectStore(there, self._access, self._left, is_listed=is_listed)
 
-    def steps(self) -> list[tuple[int, Store]]:
+    def steps(self, first: int = 0) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
-        return [(step, store) for step, store, _ in self._listed()]
+        return [(step, store) for step, store, _ in self._listed(first)]
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """See `Store.unsettled`. One listing and a register of each step show it."""
@@ -204,20 +204,21 @@ class ObjectStore:
         in_threads(look, self._listed(), _SMALL_REQUESTS)
         return sorted(found)
 
-    def _listed(self) -> list[tuple[int, Store, list[str]]]:
-        """Return the steps, in order, with the names of their files.
+    def _listed(self, first: int = 0) -> list[tuple[int, Store, list[str]]]:
+        """Return the steps from `first` on, in order, with the names of their files.
 
         Where only an empty register is left, the step is deleted. Its size says so: the registers
         of deleted steps stay for good, and need not all be read.
         """
         found: list[tuple[int, Store, list[str]]] = []
         listed = self._surely(
-            lambda: self._objects.listed_below(STEPS), lambda found: sum(map(len, found.values()))
+            lambda: self._objects.listed_below(STEPS, step_name(first)),
+            lambda found: sum(map(len, found.values())),
         )
         for name, infos in listed.items():
             own = [one for one in infos if one.name != _CONDITIONS]
             step = step_of(name)
-            if step is None or all(map(_is_empty_register, own)):
+            if step is None or step < first or all(map(_is_empty_register, own)):
                 continue
             names = [one.name for one in own]
             store = self._step(step, is_listed=COMMIT in names)
@@ -271,6 +272,7 @@ class ObjectStore:
             request_bytes=_REQUEST_BYTES,
             reads=self._access.reads,
             looks=_SMALL_REQUESTS,
+            replaces=True,
         )
 
     def limited(self, left: Left) -> Store:
@@ -311,12 +313,13 @@ class ObjectStore:
         """See `Store.begin`."""
         attempt = manifest.attempt
         self._access.check(self._left)
-        self._check_open(register.read(self._objects).register, attempt, "begin")
-        self._objects.put(pending_name(attempt), json.dumps(dict(owner), sort_keys=True).encode())
+        found = register.read(self._objects).register
+        self._check_open(found, attempt, "begin", owner.get("replaces", ""))
+        self._put_owner(attempt, owner)
         self._objects.put(manifest_name(attempt), encode_manifest(manifest))
 
-    def _check_open(self, found: Register, attempt: str, phase: str) -> None:
-        if found.commit is not None and found.commit.attempt != attempt:
+    def _check_open(self, found: Register, attempt: str, phase: str, replaced: str) -> None:
+        if found.commit is not None and found.commit.attempt not in (attempt, replaced):
             raise taken(self.path, found.commit)
         if attempt in found.ended:
             raise ended(self.path, attempt, phase)
@@ -331,9 +334,12 @@ class ObjectStore:
 
     def refresh(self, attempt: str) -> None:
         """See `Store.refresh`."""
-        with contextlib.suppress(FileNotFoundError):  # committed or ended by now
-            owner, _ = self._objects.read(pending_name(attempt))
-            self._objects.put(pending_name(attempt), owner)
+        if owner := self._owner(attempt):  # else committed or ended by now
+            self._put_owner(attempt, owner)
+
+    def _put_owner(self, attempt: str, owner: Mapping[str, Any]) -> None:
+        data = json.dumps(dict(owner), sort_keys=True).encode()
+        self._objects.put(pending_name(attempt), data)
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
         """See `Store.open_new`."""
@@ -365,12 +371,16 @@ class ObjectStore:
     def commit(self, attempt: str) -> Commit:
         """See `Store.commit`."""
         fault_points.reach("save.assemble", None)
-        found = register.read(self._objects).register
+        found, replaced = register.read(self._objects).register, ""
+        if found.commit is not None and found.commit.attempt != attempt:
+            replaced = (self._owner(attempt) or {}).get("replaces", "")
+            # After PENDING, which goes once the attempt is committed.
+            found = register.read(self._objects).register
         if attempt in found.ended:
             self._remove_attempt(attempt)  # including files written after its end
-        self._check_open(found, attempt, "commit")
-        if found.commit is None:
-            found = self._join_and_commit(attempt)
+        self._check_open(found, attempt, "commit", replaced)
+        if found.commit is None or found.commit.attempt == replaced:
+            found = self._join_and_commit(attempt, replaced)
         if found.commit is None:
             raise ended(self.path, attempt, "commit")
         fault_points.reach("save.committed", None)
@@ -379,14 +389,28 @@ class ObjectStore:
             fault_points.reach("save.tidied", None)
         return found.commit
 
-    def _join_and_commit(self, attempt: str) -> Register:
+    def _owner(self, attempt: str) -> Mapping[str, Any] | None:
+        """Return what PENDING says; None if there is none, or it cannot be read."""
+        name = pending_name(attempt)
+
+        def look() -> Mapping[str, Any]:
+            with contextlib.suppress(ValueError):
+                if isinstance(owner := json.loads(self.read(name)), dict):
+                    return owner
+            raise CorruptCheckpointError(f"{name} is not a JSON object", file=name)
+
+        with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
+            return confirmed(look)
+        return None
+
+    def _join_and_commit(self, attempt: str, replaced: str) -> Register:
         try:
             joined = confirmed(lambda: self._joined(attempt))
         except (FileNotFoundError, SaveAbortedError, *_UNREADABLE) as error:
             # Other processes may commit, tidy or end it concurrently; the current state counts.
             found = register.read(self._objects).register
-            self._check_open(found, attempt, "commit")
-            if found.commit is not None:
+            self._check_open(found, attempt, "commit", replaced)
+            if found.commit is not None and found.commit.attempt == attempt:
                 return found
             if not isinstance(error, FileNotFoundError):
                 raise
@@ -394,7 +418,7 @@ class ObjectStore:
             with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
                 missing = self.missing_parts(attempt)
             raise incomplete(self.path, attempt, missing) from error
-        return self._change(register.committing(self.path, joined))
+        return self._change(register.committing(self.path, joined, replaced))
 
     def _joined(self, attempt: str) -> Commit:
         """Write the index of an attempt, and return what COMMIT is to say."""
@@ -532,9 +556,7 @@ class ObjectStore:
         pending = infos.get(pending_name(attempt))
         is_live = pending is not None and attempt not in found.ended
         age_s = now - pending.modified_s if pending is not None and is_live else math.inf
-        owner, is_complete = {}, False
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            owner = json.loads(self.read(pending_name(attempt)))
+        owner, is_complete = self._owner(attempt) or {}, False
         with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
             parts = [part_name(attempt, p) for p in range(self._manifest(attempt).num_processes)]
             is_complete = infos.keys() >= {*parts}
@@ -556,12 +578,14 @@ class ObjectStore:
 
     def recover(self) -> Commit | None:
         """See `Store.recover`."""
-        found = self._register()
-        self._tidy(found)
-        if found.commit is not None:
-            check_place(self.path, found.commit.step, COMMIT)
-            return found.commit
-        attempts = [one for one in self.state().attempts if one.is_live and one.is_complete]
+        self._tidy(self._register())
+        found = self.state()
+        attempts = [
+            one
+            for one in found.attempts
+            if one.is_live and one.is_complete
+            and (found.commit is None or one.owner.get("replaces") == found.commit.attempt)
+        ]  # fmt: skip
         for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
             # One that cannot be committed is left to `collect_garbage`; the next may succeed.
             with contextlib.suppress(SaveAbortedError, *_UNREADABLE):

@@ -66,8 +66,11 @@ class Objects(Protocol):
     def listed(self) -> PrefixContents:
         """Return all that is here, in one request."""
 
-    def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
-        """Return the objects in all folders here whose names begin with `start`, by folder."""
+    def listed_below(self, start: str, first: str = "") -> dict[str, list[ObjectInfo]]:
+        """Return the objects in all folders here whose names begin with `start`, by folder.
+
+        Those before the folder `first` are left out.
+        """
 
     def info(self, name: str) -> ObjectInfo:
         """Return an object's size, version and time; FileNotFoundError if there is none."""
@@ -177,10 +180,11 @@ class MemoryObjects:
             raise FileNotFoundError(self._at(name))
         return kept
 
-    def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
+    def listed_below(self, start: str, first: str = "") -> dict[str, list[ObjectInfo]]:
         """See `Objects.listed_below`."""
         names = {name.partition("/")[0] for name in self._here() if "/" in name}
-        return {name: self.below(name)._infos() for name in sorted(names) if name.startswith(start)}
+        wanted = sorted(name for name in names if name.startswith(start) and name >= first)
+        return {name: self.below(name)._infos() for name in wanted}
 
     def info(self, name: str) -> ObjectInfo:
         """See `Objects.info`."""

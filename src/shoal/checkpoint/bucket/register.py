@@ -99,17 +99,25 @@ def _put(put: Callable[..., None], register: Register, *condition: str) -> None:
 # ---- The changes. Each may find that another process has made it, or made it impossible.
 
 
-def committing(path: str, commit: Commit) -> Change:
-    """Commit an attempt, unless another one is committed, or this one is ended."""
+def committing(path: str, commit: Commit, replaced: str = "") -> Change:
+    """Commit an attempt, unless another one is committed, or this one is ended.
+
+    Args:
+      replaced: an attempt that this one replaces where it is committed and not pinned: the same
+        change ends it, so that none of its processes commits it again once its files are removed.
+    """
 
     def act(found: Register) -> Register | None:
+        over: tuple[str, ...] = ()
         if found.commit is not None:
             if found.commit.attempt == commit.attempt:
                 return None
-            raise taken(path, found.commit)
+            if found.commit.attempt != replaced or found.is_pinned:
+                raise taken(path, found.commit)
+            over = (replaced,)
         if commit.attempt in found.ended:
             raise ended(path, commit.attempt, "commit")
-        return replace(found, commit=commit)
+        return replace(found, commit=commit, ended=(*found.ended, *over))
 
     return act
 

@@ -304,19 +304,20 @@ class ObstoreObjects:
         folders = (path.rpartition("/")[2] for path in found["common_prefixes"])
         return PrefixContents(sorted(map(_info, found["objects"])), sorted(folders))
 
-    def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
+    def listed_below(self, start: str, first: str = "") -> dict[str, list[ObjectInfo]]:
         """See `Objects.listed_below`."""
-        store, prefix, first = self._stores[0], self._prefix or None, self._key(start)
+        store, prefix, begin = self._stores[0], self._prefix or None, self._key(start)
+        offset = self._key(max(start, first))
 
         async def listed() -> dict[str, list[ObjectInfo]]:
             found: dict[str, list[ObjectInfo]] = {}
-            async for chunk in obstore.list(store, prefix, offset=first):
+            async for chunk in obstore.list(store, prefix, offset=offset):
                 for one in chunk:
-                    if not one["path"].startswith(first):
-                        if one["path"] > first:
-                            return found  # names come in order
+                    if one["path"] < offset:
                         continue  # not every service begins where it should
-                    folder, slash, name = one["path"][len(first) - len(start) :].partition("/")
+                    if not one["path"].startswith(begin):
+                        return found  # names come in order
+                    folder, slash, name = one["path"][len(begin) - len(start) :].partition("/")
                     if slash and "/" not in name:
                         found.setdefault(folder, []).append(_info(one))
             return found

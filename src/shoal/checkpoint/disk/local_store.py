@@ -45,10 +45,10 @@ class LocalStore:
         """See `Store.step`."""
         return LocalStore(self._folder.folder(step_name(step)))
 
-    def steps(self) -> list[tuple[int, Store]]:
+    def steps(self, first: int = 0) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
         found = sorted(step for name in self.names() if (step := step_of(name)) is not None)
-        return [(step, self.step(step)) for step in found]
+        return [(step, self.step(step)) for step in found if step >= first]
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """See `Store.unsettled`. To look at a step costs as much as `recover`."""
@@ -80,6 +80,7 @@ class LocalStore:
             request_bytes=REQUEST_BYTES,
             reads=None,
             looks=1,
+            replaces=False,
         )
 
     def limited(self, left: Left) -> Store:

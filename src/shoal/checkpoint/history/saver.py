@@ -82,6 +82,7 @@ class Saver:
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
+        self._oldest = 0  # no step below it was there at the last retention
         self._is_unranked = False  # a warning has named a metric that a save lacks
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
@@ -120,19 +121,21 @@ class Saver:
         number: float,
     ) -> None:
         self._wait_for_the_last(step, timeout_s)
-        self._make_room(step)
+        replaces = self._make_room(step)
         timeout_s = self._in_time(step, state, timeout_s)
         began, site = time.monotonic(), callsite()
 
         def committed(num_bytes: int) -> None:
             note_kept(self._coordinator, self._root.path, number)
             self._rate = Rate(num_bytes, time.monotonic() - began)
+            self.damaged.pop(step, None)  # it is replaced
             self._retain(step, site)
 
         from shoal.checkpoint.saving.save import request_of, write_tree
 
         place = self._root.step(step)
         request = request_of(place, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
+        request = request._replace(replaces=replaces)
         if self._asynchronous:
             from shoal.checkpoint.saving.background import start_save
 
@@ -266,17 +269,22 @@ class Saver:
                 blocked_s,
             )
 
-    def _make_room(self, step: int) -> None:
-        """Delete a damaged step that the run skipped, and that is now saved again."""
+    def _make_room(self, step: int) -> str:
+        """Make room for a step that the run skipped as damaged, and that is now saved again.
+
+        Returns the attempt that is to be replaced; "": nothing is saved there now.
+        """
         if step not in self.damaged:
-            return
-        run_on_lead(
+            return ""
+        replaced = str(run_on_lead(
             self._coordinator, "delete", (f"step={step}",),
-            lambda: _replace(self._root, step, self.damaged[step]),
+            lambda: _room_for(self._root, step, self.damaged[step]),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
-        )  # fmt: skip
-        del self.damaged[step]
+        ))  # fmt: skip
+        if not replaced:
+            del self.damaged[step]
         _LOG.warning("save(%d): that step was damaged, and is replaced", step)
+        return replaced
 
     def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
         """Return the deadline of a save; warn if it cannot be met before the job is terminated."""
@@ -297,10 +305,12 @@ class Saver:
             return
 
         def act() -> list[int]:
-            return saved_steps.retain(
+            done = saved_steps.retain(
                 self._root, keep, saved=step, idle_s=self._lease_s, process=lead,
-                damaged=self.damaged,
+                damaged=self.damaged, first=min(self._oldest, step),
             )  # fmt: skip
+            self._oldest = done.oldest
+            return done.deleted
 
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
@@ -316,8 +326,8 @@ class Saver:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
 
 
-def _replace(root: Store, step: int, piece: DamagedPart) -> None:
-    """Delete a damaged step, if it is still damaged.
+def _room_for(root: Store, step: int, piece: DamagedPart) -> str:
+    """Make room for a damaged step, if it is still damaged. See `saved_steps.make_room`.
 
     Raises:
       StorageError: it is not.
@@ -329,7 +339,7 @@ def _replace(root: Store, step: int, piece: DamagedPart) -> None:
             f"run the program again: `resume` returns that step; or call `delete({step})` first",
             path=root.path,
         )
-    saved_steps.make_room(root, step)
+    return saved_steps.make_room(root, step)
 
 
 def total_bytes(state: Any) -> int:

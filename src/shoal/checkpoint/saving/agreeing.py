@@ -53,7 +53,7 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
         number, own = _share(members, state, numbers)
         answer |= {"bytes": bytes_needed(own)}
         answer |= {"number": number} if number != process else {}
-        answer["free"] = check_store(store)
+        answer["free"] = check_store(store, members.request.replaces)
     except (CheckpointError, UsageError) as error:
         problem = error
     lines = state_lines(state, members.request.lines, group.count)
@@ -129,8 +129,11 @@ def bytes_needed(own: Sequence[Own]) -> int:
     return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 
-def check_store(store: Store) -> int | None:
+def check_store(store: Store, replaced: str = "") -> int | None:
     """Return how many bytes may be written there; None: unknown.
+
+    Args:
+      replaced: an attempt that may be committed there.
 
     Raises:
       StepAlreadyCommittedError: something is saved there.
@@ -139,7 +142,7 @@ def check_store(store: Store) -> int | None:
       StorageError: it is not a directory and cannot become one, or is not writable.
     """
     commit = store.committed()
-    if commit is not None:
+    if commit is not None and commit.attempt != replaced:
         raise taken(store.path, commit)
     saved_steps.check_single(store)
     return store.check_writable()

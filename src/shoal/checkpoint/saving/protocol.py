@@ -153,6 +153,7 @@ def _open(members: SaveMembers, manifest: Manifest | None) -> None:
     fault_points.reach("save.open", process)
     host = members.coordinator.hosts[process]
     owner = {"host": host, "pid": os.getpid(), "began": time.time()}
+    owner |= {"replaces": members.request.replaces} if members.request.replaces else {}
     members.request.store.begin(manifest, owner)
     fault_points.reach("save.opened", process)
 

@@ -58,6 +58,7 @@ class Request(NamedTuple):
     site: str
     waits: Waits
     lease_s: float  # after which other processes may end this save as stale
+    replaces: str = ""  # the committed attempt that this save replaces, if any: it is damaged
 
     @property
     def operation(self) -> str:

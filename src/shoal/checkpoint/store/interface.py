@@ -48,7 +48,7 @@ class Attempt:
     is_live: bool  # it may still be committed
     is_complete: bool  # manifest and all parts exist
     idle_s: float  # since its lease was last refreshed; inf: it cannot be committed any more
-    owner: Mapping[str, Any]  # host, pid, start time
+    owner: Mapping[str, Any]  # see `Store.begin`
     names: tuple[str, ...]  # its files
     ahead_s: float = 0.0  # by which that time is in the future; then `idle_s` is 0 (unknown)
 
@@ -80,6 +80,7 @@ class Pace(NamedTuple):
     request_bytes: int  # most of one read
     reads: int | None  # at a time; None: as many as there are cores
     looks: int  # small files that are read at a time
+    replaces: bool  # a commit may replace another in one change; else that is deleted first
 
 
 class Got(NamedTuple):
@@ -115,8 +116,11 @@ class Store(Files, Protocol):
     def step(self, step: int) -> Store:
         """Return the place of a step of a run, which may not exist yet."""
 
-    def steps(self) -> list[tuple[int, Store]]:
-        """Return the places of all steps of a run, in order, without reading them."""
+    def steps(self, first: int = 0) -> list[tuple[int, Store]]:
+        """Return the places of all steps of a run from `first` on, in order, without reading them.
+
+        A bucket lists the register of each deleted step, too: this may take long from 0 on.
+        """
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """Return those of `steps` where something may be left to do, or that cannot be read.
@@ -170,6 +174,10 @@ class Store(Files, Protocol):
 
     def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         """Begin an attempt, durably: from now on it may be committed.
+
+        Args:
+          owner: host, pid, start time; and where the store `replaces`, the attempt that this one
+            is to replace, as "replaces".
 
         Raises:
           StepAlreadyCommittedError: something is committed here.
@@ -244,7 +252,8 @@ class Store(Files, Protocol):
     def recover(self) -> Commit | None:
         """Commit a complete attempt if nothing is committed; finish interrupted deletions.
 
-        Of several complete attempts the one refreshed last is committed. Returns the commit.
+        One that replaces what is committed is committed, too. Of several complete attempts the one
+        refreshed last is committed. Returns the commit.
 
         Raises:
           CorruptCheckpointError: as `committed`; nothing is changed then.
@@ -278,15 +287,21 @@ class Store(Files, Protocol):
 
 
 def confirmed(look: Callable[[], Value]) -> Value:
-    """Return what `look` finds; damage and absence count only if it finds them twice.
+    """Return what `look` finds; damage or absence counts only if it finds the same twice.
 
     Each look must send requests of its own: one answer of a bucket, or of a proxy before it, may be
     a page of HTML, a 404, or have a bit flipped, and the checkpoint is intact.
     """
     try:
         return look()
-    except (FileNotFoundError, CorruptCheckpointError):
+    except (FileNotFoundError, CorruptCheckpointError) as error:
+        first = type(error)
+    try:
         return look()
+    except (FileNotFoundError, CorruptCheckpointError) as second:
+        if isinstance(second, first):
+            raise
+    return look()  # it was damaged in one answer, and absent in the other
 
 
 @contextmanager

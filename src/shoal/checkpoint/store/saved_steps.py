@@ -174,17 +174,35 @@ def delete_step(root: Store, step: int) -> None:
     """
     with contextlib.suppress(CorruptCheckpointError):
         require(root, step)
-    store = root.step(step)
+    if not delete_saved(root.step(step)):
+        raise _pinned(step)
+
+
+def delete_saved(store: Store) -> bool:
+    """Delete what is saved in a place, damaged or not; return False if it is pinned: it stays.
+
+    Raises:
+      StorageError: it stays, although the storage reported no error.
+    """
     if not store.delete_damaged():
-        raise UsageError(f"delete: step {step} is pinned; unpin it first")
-    if store.standing() is not None:
+        return False
+    if store.state().commit is not None:  # which lists: one answer alone may be wrong
         raise StorageError(
-            f"delete: step {step} is still there, or was saved again meanwhile", path=store.path
+            f"{store.path}: it is still there after `delete`, or was saved again meanwhile",
+            path=store.path,
         )
+    return True
 
 
-def make_room(root: Store, step: int) -> None:
-    """Delete a damaged step so that it can be saved again.
+def _pinned(step: int) -> UsageError:
+    return UsageError(f"delete: step {step} is pinned; unpin it first")
+
+
+def make_room(root: Store, step: int) -> str:
+    """Make room for a damaged step to be saved again.
+
+    Returns the attempt that the new one is to replace. "": it is deleted, since the store cannot
+    replace it, or what it says is unreadable.
 
     Raises:
       CorruptCheckpointError: the directory holds another step, which may be intact.
@@ -196,8 +214,13 @@ def make_room(root: Store, step: int) -> None:
         found = store.standing()
     if found and not store.is_link:
         check_place(store.path, found.step, COMMIT)
+    if found and store.pace.replaces:
+        if store.is_pinned:
+            raise _pinned(step)
+        return found.attempt
     with contextlib.suppress(NotCommittedError):  # another process was faster
         delete_step(root, step)
+    return ""
 
 
 def _committed(
@@ -288,6 +311,13 @@ def _warning(step: int) -> Iterator[None]:
         _LOG.warning("step %d could not be cleaned up: %s", step, error)
 
 
+class Retained(NamedTuple):
+    """What retention has done."""
+
+    deleted: list[int]
+    oldest: int  # no step below it is there
+
+
 def retain(
     root: Store,
     keep: Keep,
@@ -296,16 +326,21 @@ def retain(
     idle_s: float,
     process: int,
     damaged: Collection[int] = (),
-) -> list[int]:
-    """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
+    first: int = 0,
+) -> Retained:
+    """Delete the steps that `keep` does not keep. Clean up after crashes elsewhere.
 
     The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
     damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
     If some steps cannot be deleted, the others still are, and the first error is raised.
+
+    Args:
+      first: steps below it are left alone: in a bucket, to list what is left of all deleted steps
+        of a long run costs more than the save.
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
-    pairs = [one for one in root.steps() if one[0] not in damaged]
+    pairs = [one for one in root.steps(first) if one[0] not in damaged]
     at_once = root.pace.looks
     steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
     if (last := max(steps, default=saved)) > saved:
@@ -324,13 +359,14 @@ def retain(
                 gone.append(step)
         except CheckpointError as error:
             errors.append(error)
-    for step, store in root.steps():
+    left = root.steps(first)
+    for step, store in left:
         if step not in steps and not store.is_link:
             with _warning(step), contextlib.suppress(*skipped):  # already reported
                 store.collect_garbage(idle_s=idle_s)
     if errors:
         raise errors[0]
-    return gone
+    return Retained(gone, min((step for step, _ in left), default=saved))
 
 
 def _saved(one: CommittedStep) -> Saved:

@@ -24,6 +24,7 @@ from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.copying import Copied, copy_checkpoint
 from shoal.checkpoint.store import opening
 from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.saved_steps import delete_saved
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed, unread
 from shoal.cli.tables import print_json, print_lines
@@ -355,7 +356,7 @@ def delete(
         if entry.store.is_pinned:
             raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")
     for entry in entries:
-        if not entry.store.delete_damaged():
+        if not delete_saved(entry.store):
             raise UsageError(f"{entry.name} was pinned meanwhile, and stays")
         if not as_json:
             print(f"{entry.name}: deleted")
