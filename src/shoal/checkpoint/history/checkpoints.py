@@ -331,10 +331,17 @@ class Checkpoints(ReadOnlyHistory):
           The state, and the step after the restored one; 0 if nothing was restored.
 
         Raises: as `restore`, but for NotCommittedError. RestoreMismatchError also if the state
-          could not be restored again, UsageError if it cannot be saved.
+          could not be restored again, UsageError if it cannot be saved. DivergenceError also if
+          targets or options differ while nothing is saved.
         """
+        from shoal.checkpoint.restoring.restore import request_of
+
         restore = self._restoring("resume", target, timeout_s, options)
-        ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
+        request, damaged = request_of("resume", self._root, target, options), self._saver.damaged
+
+        def ask(spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
+            return self._result_of_lead("resume", (*spec, *request.lines), act)
+
         step_and_state = restored(
             self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt
         )
@@ -342,10 +349,7 @@ class Checkpoints(ReadOnlyHistory):
         if step_and_state is None:  # `init` may itself be collective
             step_and_state = -1, init() if callable(init) else init
         number, state = step_and_state
-        check = partial(
-            check_resumable, state, self._root, target, options,
-            processes=self._group.count, is_new=is_new,
-        )  # fmt: skip
+        check = partial(check_resumable, state, request, processes=self._group.count, is_new=is_new)
         raise_together(
             self._coordinator, "resume", check,
             group=self._group, timeout_s=self._limit_s("resume"),

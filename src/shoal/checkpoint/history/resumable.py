@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.checkpoint.format.records import LeafRecord, Manifest
-from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -18,24 +17,17 @@ from shoal.errors import RestoreMismatchError, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
-    from shoal.checkpoint.restoring.target import RestoreOptions, Wishes
+    from shoal.checkpoint.restoring.target import Wishes
     from shoal.checkpoint.saving.state import State
 
 _MOST_LISTED = 8
 
 
-def check_resumable(
-    state: Any,
-    root: Store,
-    target: Any,
-    options: RestoreOptions,
-    *,
-    processes: int,
-    is_new: bool,
-) -> None:
+def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_new: bool) -> None:
     """Restore the state at the beginning of a run as if its first save had saved it.
 
     Args:
+      request: the target and options.
       processes: how many save it.
       is_new: `init` made it; False: it was restored.
 
@@ -46,7 +38,6 @@ def check_resumable(
     """
     try:
         from shoal.checkpoint.restoring.protocol import wishes_of
-        from shoal.checkpoint.restoring.restore import request_of
         from shoal.checkpoint.saving.state import read_state, refuse_device_axis
     except ImportError:  # without JAX nothing is saved
         return
@@ -56,10 +47,9 @@ def check_resumable(
     records = tuple(leaf.record for leaf in read.leaves)
     stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
     manifest = Manifest("0" * 12, None, 0, processes, stored, records)
-    request = request_of("resume", root, target, options)
     made = "what `init` made could not" if is_new else "what was restored could not again"
     detail = f"resume: {made} be restored by this target once it is saved"
-    if options.get("rename") is not None:
+    if request.options.rename is not None:
         detail += (
             "\nit is saved under the names of the target, where rename= looks for others: restore "
             "an older step once with rename=, save it, and resume without"
