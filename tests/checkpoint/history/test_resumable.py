@@ -116,6 +116,7 @@ def test_targets_and_options_are_compared_while_nothing_is_saved(tmp_path, mesh)
         (({"w": rows, "v": mesh}, {}), ({"w": rows, "v": rows}, {})),
         ((init, {"only": "*"}), (init, {"only": "w"})),
         ((init, {"dtype": "any"}), (init, {"dtype": "safe"})),
+        ((init, {"check_init": True}), (init, {"check_init": False})),
     ]
 
     def run(coordinator):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,25 +12,29 @@ from shoal.checkpoint.format.records import LeafRecord, Manifest
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
-from shoal.checkpoint.tree.names import ROOT, component
+from shoal.checkpoint.tree.names import ROOT, component, name_of
 from shoal.checkpoint.tree.plain_values import plain_json
-from shoal.errors import RestoreMismatchError, UsageError, with_article
+from shoal.errors import RestoreMismatchError, ShoalError, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
-    from shoal.checkpoint.restoring.target import Wishes
+    from shoal.checkpoint.restoring.target import TargetOptions, Wishes
     from shoal.checkpoint.saving.state import State
 
+_LOG = logging.getLogger("shoal")
 _MOST_LISTED = 8
 
 
-def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_new: bool) -> None:
+def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_new: bool) -> Leaves:
     """Restore the state at the beginning of a run as if its first save had saved it.
 
     Args:
       request: the target and options.
       processes: how many save it.
       is_new: `init` made it; False: it was restored.
+
+    Returns:
+      Its leaves.
 
     Raises:
       RestoreMismatchError: the same target and options would not restore it, or not as the same
@@ -40,7 +45,7 @@ def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_n
         from shoal.checkpoint.restoring.protocol import wishes_of
         from shoal.checkpoint.saving.state import read_state, refuse_device_axis
     except ImportError:  # without JAX nothing is saved
-        return
+        return {}
     read = read_state(state, processes, "resume")
     if processes > 1:
         refuse_device_axis(read, "resume")
@@ -63,13 +68,15 @@ def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_n
     except UsageError as error:  # a class takes no such children
         differences = [str(error)]
     if differences:
-        more = (
-            [f"and {len(differences) - _MOST_LISTED} more"]
-            if len(differences) > _MOST_LISTED
-            else []
-        )
-        lines = "\n".join(f"  - {line}" for line in [*differences[:_MOST_LISTED], *more])
-        raise RestoreMismatchError(f"{detail}\n{lines}", problems=differences)
+        raise RestoreMismatchError(told(detail, differences), problems=differences)
+    return leaves_of(records)
+
+
+def told(detail: str, lines: Sequence[str], remedy: str = "") -> str:
+    """Return a message that lists the first of some lines."""
+    more = len(lines) - _MOST_LISTED
+    listed = [*lines[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])]
+    return "\n".join([detail, *(f"  - {line}" for line in listed), *filter(None, [remedy])])
 
 
 class _Differences:
@@ -179,3 +186,172 @@ def _plain(static: Any) -> Any:
         return [plain_json(static)]
     except UsageError:
         return None
+
+
+# ---- Compare the arrays of a state with those that `init` makes.
+#
+# Numbers, strings and per-process values may change as they like. None stands for what a run has
+# only sometimes, and a number for an array of rank 0: `step=0`, which `jit` makes an array.
+
+
+class _Leaf(NamedTuple):
+    """A leaf without its value."""
+
+    kind: str  # "array", "key", "none", or that of another value
+    dtype: np.dtype[Any] | str = ""  # of an array; of a key its generator
+    shape: tuple[int, ...] = ()
+
+    @property
+    def has_shape(self) -> bool:
+        return self.kind in ("array", "key")
+
+    def __str__(self) -> str:
+        if not self.has_shape:
+            return self.kind
+        sizes = ",".join(map(str, self.shape))
+        return f"key<{self.dtype}>[{sizes}]" if self.kind == "key" else f"{self.dtype}[{sizes}]"
+
+
+Leaves = Mapping[str, _Leaf]
+
+_MAY_CHANGE = (
+    "if shapes or dtypes of the state change while it trains, pass check_init=False to `resume`"
+)
+_OTHER_RUN = (
+    "to continue that run, make `init` as it was; to start another, use a directory of its own"
+)
+
+
+def made_by(init: Any) -> Leaves | None:
+    """Return the leaves that `init` makes, which is a function or a state; None if unknown.
+
+    A function is traced: it makes nothing.
+    """
+    try:
+        from shoal.arrays.host.shapes_only import read_shapes
+
+        return read_shapes(init, leaves_in) if callable(init) else leaves_in(init)
+    except ShoalError as error:
+        if not isinstance(error, UsageError):
+            raise  # of a call that processes make together
+        why: Exception = error
+    except Exception as error:  # noqa: BLE001 - whatever it is, `init` is not called for its state
+        why = error
+    _LOG.debug(
+        "resume: `init` is not compared with the checkpoint: %s: %s", type(why).__name__, why
+    )
+    return None
+
+
+def compare_restored(state: Leaves, made: Leaves, options: TargetOptions, where: str) -> None:
+    """Refuse a restored state of which `init` makes another.
+
+    Raises:
+      RestoreMismatchError: names all leaves, with both shapes and dtypes.
+    """
+    detail = f"resume: {where} is not of the state that `init` makes"
+    compare(state, made, options, detail, _OTHER_RUN)
+
+
+def compare(state: Leaves, made: Leaves, options: TargetOptions, detail: str, remedy: str) -> None:
+    """Refuse a state of which `init` makes another; what `only` leaves out is not compared.
+
+    An `init` without arrays, such as None, is not compared.
+
+    Raises:
+      RestoreMismatchError: names all leaves, with both shapes and dtypes.
+    """
+    if not any(leaf.has_shape for leaf in made.values()):
+        return
+    names = dict.fromkeys([*made, *state])
+    lines: list[str] = []
+    kinds: dict[str, list[str]] = {
+        "missing": [], "unexpected": [], "wrong_shape": [], "wrong_dtype": []
+    }  # fmt: skip
+    taken = options.selection([*names]).names
+    for name in names:
+        its, mine = _at(state, name), _at(made, name)
+        if name in taken and (kind := _difference(its, mine)):
+            kinds[kind].append(name)
+            lines.append(
+                f"{name}: is {its or 'not there'}, and `init` makes {mine or 'no such leaf'}"
+            )
+    if lines:
+        raise RestoreMismatchError(
+            told(detail, lines, f"{remedy}\n{_MAY_CHANGE}"), problems=lines, **kinds
+        )
+
+
+def _at(leaves: Leaves, name: str) -> _Leaf | None:
+    """Return the leaf of a name, or None above it, in place of all that it may become."""
+    if name in leaves:
+        return leaves[name]
+    parts = name.split("/")
+    above = (leaves.get("/".join(parts[:end])) for end in range(len(parts)))
+    return next((leaf for leaf in above if leaf is not None and leaf.kind == "none"), None)
+
+
+def _difference(its: _Leaf | None, mine: _Leaf | None) -> str:
+    """Return how a leaf of a state differs from what `init` makes; "": not at all."""
+    pair = (its, mine)
+    if not any(leaf is not None and leaf.has_shape for leaf in pair):
+        return ""
+    if its is None:
+        return "missing"
+    if mine is None:
+        return "unexpected"
+    if "none" in (its.kind, mine.kind):
+        return ""
+    if its.shape != mine.shape:
+        return "wrong_shape"
+    if its.has_shape and mine.has_shape and _on_devices(its) != _on_devices(mine):
+        return "wrong_dtype"
+    return ""
+
+
+def _on_devices(leaf: _Leaf) -> object:
+    """Return the dtype that a leaf has once a program has run; of texts the width may differ."""
+    from shoal.arrays.host.host_values import NO_ARRAYS, device_dtype
+
+    dtype = leaf.dtype
+    if isinstance(dtype, str):
+        return dtype
+    if dtype.kind in "iufc" and dtype not in NO_ARRAYS:
+        return device_dtype(dtype)
+    return dtype.kind if dtype.kind in "SU" else dtype
+
+
+def leaves_of(records: Iterable[LeafRecord]) -> Leaves:
+    """Return the leaves that are saved."""
+    return {one.name: _of_record(one) for one in records}
+
+
+def _of_record(record: LeafRecord) -> _Leaf:
+    if record.kind == "key":
+        return _Leaf("key", record.impl, record.shape)
+    if record.kind == "array":
+        return _Leaf("array", dtype_of(record.dtype), record.shape)
+    return _Leaf(record.kind)
+
+
+def leaves_in(tree: Any) -> Leaves:
+    """Return the leaves of a tree, with or without values."""
+    from shoal.checkpoint.tree.jax_nodes import JaxNodes
+
+    found = flatten.flatten_tree(tree, JaxNodes(), operation="resume")[0]
+    return {name_of(path): _of_value(leaf) for path, leaf in found}
+
+
+def _of_value(value: Any) -> _Leaf:
+    import jax
+
+    from shoal.collectives.leaves import leaf_of
+
+    if value is None:
+        return _Leaf("none")
+    if not isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+        return _Leaf(type(value).__name__)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        key = leaf_of("", jax.ShapeDtypeStruct((), value.dtype))
+        return _Leaf("key", str(getattr(key, "impl", "")), tuple(value.shape))
+    return _Leaf("array", value.dtype, tuple(value.shape))
