@@ -228,8 +228,11 @@ def other_models(path):
             ckpts.save(first, state)
         refused(3, lambda: ckpts.resume(rows, lambda: init(3)))
         refused(3, lambda: ckpts.resume(rows, lambda: init(2 + me)))
+        ckpts.resume(dict.fromkeys(state, rows), lambda: init(2))
+        with pytest.raises(shoal.errors.RestoreMismatchError, match="v: is in the checkpoint, not"):
+            ckpts.save(3, {**state, "v": np.ones(3)})
         assert ckpts.resume(rows, lambda: init(4), check_init=False)[1] == 3
-        assert len(made) == 5
+        assert len(made) == 6
         with pytest.raises(shoal.errors.DivergenceError, match="in init"):
             ckpts.resume(rows, lambda: init(3, can_trace=me == 0))  # 1 leaves it before the barrier
         shoal.barrier("in step")

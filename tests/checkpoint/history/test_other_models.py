@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,12 @@ import pytest
 from jax import NamedSharding, P
 
 import shoal
+from collectives.thread_jobs import run_all
 from shoal.arrays.host.shapes_only import shapes_only
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import RestoreMismatchError
+from shoal.errors import RestoreMismatchError, UsageError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 MESH = shoal.make_mesh({"x": 4, "y": 2})
 ROWS = NamedSharding(MESH, P("x"))
@@ -197,3 +201,121 @@ def test_an_init_that_cannot_be_traced_is_not_compared(ckpts, tmp_path, caplog, 
     }
     assert f"`init` is not compared with the checkpoint: {told[why]}" in caplog.text
     assert shoal.put(ones(4), ROWS).is_fully_addressable
+
+
+# ---- saves
+
+
+OTHER = {
+    "a leaf more": (lambda state: {**state, "b": np.ones(3)}, "b: is in the checkpoint, not in"),
+    "a leaf less": (lambda state: {"w": state["w"]}, "step: is not in the checkpoint"),
+    "another root": (lambda state: {"state": state}, "is not in the checkpoint"),
+    "a dtype": (lambda state: {**state, "w": jnp.ones((8, 2), jnp.bfloat16)}, "is bfloat16 as"),
+    "a shape": (lambda state: {**state, "w": jnp.ones((8, 4))}, "w: has shape (8, 4) as saved"),
+}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("change", OTHER)
+def test_a_tree_that_the_target_would_not_restore_is_not_saved(tmp_path, change, asynchronous):
+    other, words = OTHER[change]
+
+    def run(coordinator):
+        state = {"w": ones(2), "step": 0}
+        one = Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=coordinator)
+        one.resume(state, lambda: state)
+        one.save(0, state)
+        for _ in range(2):
+            with pytest.raises(RestoreMismatchError) as caught:
+                one.save(1, other(state))
+            assert words in str(caught.value)
+            assert "save(1): `resume` would refuse this state" in str(caught.value)
+            assert "nothing was saved; save other trees by shoal.save" in str(caught.value)
+            assert caught.value.problems
+        one.save(2, state)
+        one.close()
+        assert one.resume(state, state)[1] == 3
+        return one.all_steps()
+
+    count = 2 if asynchronous else 1
+    assert run_all(LocalJob(count), run) == [(0, 2)] * count
+
+
+@pytest.mark.parametrize("target", [None, MESH, lambda name, x: ROWS if x.ndim else None])
+def test_a_state_that_init_would_not_make_is_not_saved(ckpts, target):
+    """Without shapes in the target, only `init` says which model it is."""
+    init = {"w": shoal.put(ones(2), ROWS), "step": 0}
+    state, _ = ckpts.resume(target, lambda: init)
+    with pytest.raises(RestoreMismatchError) as caught:
+        ckpts.save(0, {**state, "w": shoal.put(ones(4), ROWS)})
+    assert caught.value.wrong_shape == ("w",)
+    assert "w: is float32[8,4], and `init` makes float32[8,2]" in str(caught.value)
+    assert "pass check_init=False to `resume`" in str(caught.value)
+    ckpts.resume(target, lambda: init, check_init=False)
+    saved(ckpts, {**state, "w": shoal.put(ones(4), ROWS)})
+    assert ckpts.resume(target, lambda: init, check_init=False)[1] == 1
+    with pytest.raises(RestoreMismatchError):
+        ckpts.resume(target, lambda: init)
+
+
+def test_what_the_target_casts_is_compared_as_it_comes_back(ckpts):
+    target = {"w": jax.ShapeDtypeStruct((3,), jnp.bfloat16), "step": np.zeros((), np.int32)}
+    init = {"w": jnp.ones(3, jnp.bfloat16), "step": np.int32(0)}
+    ckpts.resume(target, lambda: init, dtype="any")
+    saved(ckpts, {"w": jnp.ones(3), "step": 0})
+    state, first = ckpts.resume(target, lambda: init, dtype="any")
+    assert (first, state["w"].dtype) == (1, jnp.bfloat16)
+
+
+def test_a_save_is_compared_only_where_its_leaves_have_changed(ckpts):
+    asked = []
+
+    def choose(name, x):
+        asked.append(name)
+        return MESH
+
+    ckpts.resume(choose, {"w": jnp.ones(3), "step": 0})
+    asked.clear()
+    counts = []
+    for step, state in enumerate(
+        [
+            {"w": jnp.ones(3), "step": 0},
+            {"w": jnp.zeros(3), "step": 1},
+            {"w": jnp.zeros(3), "step": jnp.int32(2)},  # `jit` has made it an array
+            {"w": jnp.zeros(3), "step": jnp.int32(3)},
+        ]
+    ):
+        ckpts.save(step, state)
+        counts.append(len(asked))
+    assert counts == [1, 1, 3, 3]
+
+
+def test_of_a_target_no_array_is_kept(ckpts):
+    target = {"w": shoal.put(ones(2), ROWS), "v": np.ones(3)}
+    state = {"w": shoal.put(ones(2), ROWS), "v": np.ones(3)}
+    alive = [weakref.ref(value) for tree in (target, state) for value in tree.values()]
+    ckpts.resume(target, state)
+    ckpts.wait()
+    ckpts._saver._await_memory()
+    del target, state
+    gc.collect()
+    assert [one() for one in alive] == [None] * 4
+
+
+def test_with_a_notice_the_state_comes_first(ckpts, alone, caplog):
+    state = {"w": ones(2)}
+    ckpts.resume(state, state)
+    alone.give_notice(ReceivedNotice("drained", "a test", 60.0))
+    ckpts.save(0, {"v": ones(2)}, force=True)
+    (warning,) = (text for text in caplog.messages if "refuse" in text)
+    assert "save(0): the job is preempted, so it saves a state that `resume` would" in warning
+    assert list(ckpts.restore()) == ["v"]
+
+
+def test_without_a_resume_any_tree_is_saved(ckpts):
+    for step, state in enumerate([{"w": ones(2)}, [ones(4), 3], {}]):
+        saved(ckpts, state, step)
+    with pytest.raises(UsageError):
+        ckpts.resume({"v": ROWS}, None)  # what fails asks for nothing
+    saved(ckpts, {"x": 1}, 3)
+    assert ckpts.all_steps() == (0, 1, 2, 3)

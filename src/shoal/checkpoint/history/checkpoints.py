@@ -15,6 +15,7 @@ from shoal.checkpoint.blocks.reader import DamagedPart
 from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.resumable import (
+    Asked,
     Leaves,
     check_resumable,
     compare_restored,
@@ -225,6 +226,8 @@ class Checkpoints(ReadOnlyHistory):
         Raises:
           StepAlreadyCommittedError: on all: the step is saved already. Not where the program stops
             for a notice, if it is the step saved last: a loop may save, ask, and save again.
+          RestoreMismatchError: on all: the next `resume`, called as the last one was, would refuse
+            this state. Not with a pending notice: a warning says so.
           UsageError, DivergenceError, StorageError, SaveAbortedError, …: as `shoal.save`, on all.
         """
         with failure_noted(self._coordinator, self._root.path, step) as number:
@@ -324,7 +327,8 @@ class Checkpoints(ReadOnlyHistory):
         It never returns a state that it could not return again: it checks here that the state, once
         it is saved, comes back as the same tree with the same target and options. Nor does it
         return one that `init` would not make: the arrays of a restored state have the names, shapes
-        and dtypes of those that `init` makes.
+        and dtypes of those that `init` makes. From then on `save` refuses a state that the next
+        `resume` would refuse; with a pending notice it warns, and saves it.
 
         To compare a restored state, a function `init` is traced by `jax.eval_shape`, on all
         processes. There `put`, `create`, `from_host_local` and `relayout` return arrays without
@@ -340,7 +344,7 @@ class Checkpoints(ReadOnlyHistory):
           target: layouts of a restored state, as for `restore`: None gives full NumPy arrays.
           init: the initial state if nothing is saved: a function without arguments
             (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is.
-          check_init: False: do not compare what `init` makes with what is restored: for
+          check_init: False: do not compare what `init` makes with what is restored and saved: for
             an `init` that reads gigabytes, and for arrays that grow.
           skip_corrupt, timeout_s, options: as for `restore`.
 
@@ -373,8 +377,11 @@ class Checkpoints(ReadOnlyHistory):
         number, state = step_and_state
 
         def check() -> None:
+            nonlocal made
             leaves = check_resumable(state, request, processes=self._group.count, is_new=is_new)
-            if made is not None:
+            if is_new and check_init:
+                made = leaves
+            elif made is not None:
                 where = f"step {number} of {self._root.path}"
                 compare_restored(leaves, made, request.options, where)
 
@@ -382,6 +389,7 @@ class Checkpoints(ReadOnlyHistory):
             self._coordinator, "resume", check,
             group=self._group, timeout_s=self._limit_s("resume"),
         )  # fmt: skip
+        self._saver.asked = Asked(request, made)
         self._saver.reserve_for(state)
         return state, number + 1
 

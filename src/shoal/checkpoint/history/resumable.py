@@ -1,16 +1,17 @@
-"""Check that a run could be resumed as it begins, before the job is preempted."""
+"""Check that a run could be resumed as it begins and at each save, before the job is preempted."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shoal.checkpoint.format.records import LeafRecord, Manifest
 from shoal.checkpoint.tree import flatten, nodes
-from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.dtypes import dtype_name, dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.names import ROOT, component, name_of
 from shoal.checkpoint.tree.plain_values import plain_json
@@ -23,6 +24,56 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("shoal")
 _MOST_LISTED = 8
+
+
+class Asked:
+    """What `resume` was asked for: each state that is saved must fit it, or no later one resumes.
+
+    Args:
+      request: its target and options.
+      made: the leaves that `init` makes; None: they are not compared.
+    """
+
+    def __init__(self, request: RestoreRequest, made: Leaves | None) -> None:
+        is_tree, options = request.rebuild is not None, request.options
+        if is_tree and options.rename is None:  # no message shall advise it: `resume` refuses it
+            options = options._replace(rename=str)
+        # Of the target its layouts and shapes are kept, and none of its arrays.
+        rebuild = list if is_tree else None
+        self._request = request._replace(given=(), rebuild=rebuild, options=options)
+        self._made = made
+        self._fitting: object = None  # the names, shapes and dtypes that were compared last
+
+    def check(self, state: State, step: int) -> None:
+        """Refuse a state that `resume` would refuse once it is saved.
+
+        It is compared if names, shapes or dtypes of its leaves are not those of the state before.
+
+        Raises:
+          RestoreMismatchError: names all leaves concerned.
+        """
+        from shoal.checkpoint.restoring.protocol import wishes_of
+
+        records = [leaf.record for leaf in state.leaves]
+        looks = [(one.name, one.kind, one.dtype, one.shape, one.impl) for one in records]
+        if looks == self._fitting:
+            return
+        manifest = Manifest("0" * 12, step, 0, 1, state.structure, (*records,))
+        refused = f"save({step}): `resume` would refuse this state as a checkpoint"
+        try:
+            wishes = wishes_of(self._request, manifest).wishes
+        except RestoreMismatchError as error:
+            error.args = (told(f"{refused}, for its target", error.problems, _SAVE_ELSEWHERE),)
+            raise
+        if self._made is not None:
+            detail, options = f"{refused}: `init` makes another", self._request.options
+            casts = {wish.leaf: wish.dtype for wish in wishes if wish.dtype is not None}
+            leaves = leaves_of(
+                replace(one, dtype=dtype_name(casts[number])) if number in casts else one
+                for number, one in enumerate(records)
+            )
+            compare(leaves, self._made, options, detail, _SAVE_ELSEWHERE)
+        self._fitting = looks
 
 
 def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_new: bool) -> Leaves:
@@ -214,6 +265,7 @@ class _Leaf(NamedTuple):
 
 Leaves = Mapping[str, _Leaf]
 
+_SAVE_ELSEWHERE = "nothing was saved; save other trees by shoal.save, to a path of their own"
 _MAY_CHANGE = (
     "if shapes or dtypes of the state change while it trains, pass check_init=False to `resume`"
 )

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ class Request(NamedTuple):
     site: str
     waits: Waits
     lease_s: float  # after which other processes may end this save as stale
+    check: Callable[[State], None] = lambda _: None  # refuses a state, on all processes
 
     @property
     def operation(self) -> str:
