@@ -329,6 +329,8 @@ class NotSharedError(StorageError):
 class RestoreMismatchError(UsageError):
     """The requested tree does not match the saved one; nothing was restored.
 
+    Or a state does not match what `Checkpoints.resume` was called with; nothing was saved.
+
     Each attribute lists names of leaves: those `missing` from the checkpoint, `unexpected` in it,
     of a different shape (`wrong_shape`), or of a different dtype (`wrong_dtype`).
     """

@@ -191,3 +191,55 @@ def run_in_parts(path):
 def test_types_and_names_in_a_job_of_two(tmp_path):
     with Cluster(2, start_method="fork", devices=2) as cluster:
         cluster.run(run_in_parts, tmp_path / "run")
+
+
+def other_models(path):
+    """Resume with models of several widths, whose arrays both processes make together."""
+    me, rows = shoal.process_index(), shoal.Layout(shoal.make_mesh({"data": -1}), "data")
+    made = []
+
+    def init(width, *, can_trace=True):
+        def make(key):
+            return jax.random.normal(key, (4, width))
+
+        placed = shoal.put(np.ones((4, width), np.float32), rows)
+        own = np.full((2, width), me, np.float32)  # of each process
+        made.append(float(own.sum() if can_trace else placed.addressable_data(0).sum()))
+        shoal.barrier("in init")
+        return {
+            "put": placed,
+            "create": shoal.create(make, jax.random.key(0), layouts=rows),
+            "own": shoal.from_host_local(own, rows),
+            "moved": shoal.relayout(placed, shoal.Layout(rows.mesh)),
+        }
+
+    def refused(width, call):
+        with pytest.raises(shoal.errors.RestoreMismatchError) as caught:
+            call()
+        assert {*caught.value.wrong_shape} == {"put", "create", "own", "moved"}
+        assert f"own: is float32[4,2], and `init` makes float32[4,{width}]" in str(caught.value)
+
+    with shoal.Checkpoints(path) as ckpts:
+        state, first = ckpts.resume(rows, lambda: init(2))
+        ckpts.save(first, state)
+        for number in (1, 2):
+            state, first = ckpts.resume(rows, lambda: init(2))
+            assert first == number
+            ckpts.save(first, state)
+        refused(3, lambda: ckpts.resume(rows, lambda: init(3)))
+        refused(3, lambda: ckpts.resume(rows, lambda: init(2 + me)))
+        ckpts.resume(dict.fromkeys(state, rows), lambda: init(2))
+        with pytest.raises(shoal.errors.RestoreMismatchError, match="v: is in the checkpoint, not"):
+            ckpts.save(3, {**state, "v": np.ones(3)})
+        assert ckpts.resume(rows, lambda: init(4), check_init=False)[1] == 3
+        assert len(made) == 6
+        with pytest.raises(shoal.errors.DivergenceError, match="in init"):
+            ckpts.resume(rows, lambda: init(3, can_trace=me == 0))  # 1 leaves it before the barrier
+        shoal.barrier("in step")
+        shoal.put(np.ones(4, np.float32), rows)
+        shoal.barrier("in step again")
+
+
+def test_models_of_other_widths_in_a_job_of_two(tmp_path):
+    with Cluster(2, start_method="fork", devices=2) as cluster:
+        cluster.run(other_models, tmp_path / "run")

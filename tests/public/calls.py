@@ -298,9 +298,9 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
         _("Checkpoints.restore", history.restore, step, step="count?", target="any",
           skip_corrupt="bool", **waits, **PATHS),
         _("resume", history.resume, {"target": None, "init": {"w": x}}, target="any",
-          skip_corrupt="bool", **waits, **PATHS),
+          skip_corrupt="bool", check_init="bool", **waits, **PATHS),
         _("resume nothing", shoal.Checkpoints(f"{folder}/empty").resume,
-          {"target": None, "init": {"w": x}}, skip_corrupt="bool", **waits),
+          {"target": None, "init": {"w": x}}, skip_corrupt="bool", check_init="bool", **waits),
         _("Checkpoints.save", save_step, {}, step="count", state="any", force="bool",
           timeout_s="wait?", **SAID),
         _("delete", history.delete, step, step="count"),  # deletes: the last one

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import shoal
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import RestoreMismatchError, UsageTypeError
+from shoal.errors import DivergenceError, RestoreMismatchError, UsageTypeError
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
 
@@ -103,3 +105,33 @@ def test_names_that_would_be_swapped_again_are_refused(tmp_path):
         ckpts.wait()
         with pytest.raises(RestoreMismatchError, match="a: would have the value of b"):
             ckpts.resume(state, None, rename={"a": "b", "b": "a"})
+
+
+def test_targets_and_options_are_compared_while_nothing_is_saved(tmp_path, mesh):
+    init = {"w": np.ones((8, 4), np.float32), "v": np.ones(8, np.float32)}
+    rows, columns = shoal.Layout(mesh, "x"), shoal.Layout(mesh, None, "y")
+    differing = [
+        ((rows, {}), (columns, {})),
+        ((None, {}), (rows, {})),
+        (({"w": rows, "v": mesh}, {}), ({"w": rows, "v": rows}, {})),
+        ((init, {"only": "*"}), (init, {"only": "w"})),
+        ((init, {"dtype": "any"}), (init, {"dtype": "safe"})),
+        ((init, {"check_init": True}), (init, {"check_init": False})),
+    ]
+
+    def run(coordinator):
+        said = []
+        one = Checkpoints(tmp_path, timeout_s=PATIENCE_S / 2, coordinator=coordinator)
+        for sides in differing:
+            target, options = sides[coordinator.process]
+            try:
+                one.resume(target, init, **options)
+                said.append(None)
+            except DivergenceError as error:
+                said.append(len(error.sides))
+            barrier.on(coordinator, "in step", timeout_s=PATIENCE_S / 2)
+        assert one.resume(rows, init)[1] == 0
+        one.close()
+        return said
+
+    assert run_all(LocalJob(2), run) == [[2] * len(differing)] * 2

@@ -192,6 +192,15 @@ def as_array(value: Any) -> jax.Array:
         return jnp.asarray(np.array(device_form(as_numpy(value))))
 
 
+def stand_in(value: Any) -> jax.Array:
+    """Return what stands for a value on devices where a program is only traced for its shapes."""
+    if isinstance(value, jax.Array):
+        return value
+    array = value if hasattr(value, "dtype") else as_numpy(value)
+    is_plain = isinstance(array.dtype, np.dtype)  # unlike that of keys
+    return jnp.zeros(array.shape, device_dtype(array.dtype) if is_plain else array.dtype)
+
+
 def is_mapped(array: Any) -> bool:
     """True for an array backed by a mapped file."""
     owner: Any = array

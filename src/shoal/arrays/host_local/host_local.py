@@ -18,14 +18,16 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
     whole_rows,
 )
-from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
+from shoal.arrays.host.host_values import cannot_hold, stand_in, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
     PartsCall,
     cut_own_part,
+    global_shape,
     is_local,
     join_own_parts,
     lies_elsewhere,
@@ -91,6 +93,9 @@ def from_host_local(
       >>> batch.shape == (mesh.size, 3)
       True
     """
+    if shapes_only():
+        leaves, treedef = leaf_layouts(tree, layouts, [])
+        return jax.tree.unflatten(treedef, [_whole_of(leaf) for leaf in leaves])
     _refuse_inside_jit("from_host_local")
     problems = [*lane_problems(lane), *not_flags(check_values=check_values), *whole_rows(layouts)]
     leaves, treedef = leaf_layouts(tree, layouts, problems)
@@ -154,6 +159,21 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
     parts = _converted(leaves, _is_part, lambda some: [_own_part(leaf, call) for leaf in some],
                        lambda some: cut_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, parts)
+
+
+def _whole_of(leaf: Leaf) -> Any:
+    """Return what stands for the array of which a leaf is a part.
+
+    Raises:
+      UsageError: a traced value may be a part, or an array that passes through.
+    """
+    value = leaf.value
+    if isinstance(value, jax.core.Tracer):
+        raise UsageError(f"from_host_local: {leaf.path}: a part, or an array, without its values")
+    if not is_local(value):
+        return value
+    shape = global_shape(leaf.layout, np.shape(value))
+    return stand_in(jax.ShapeDtypeStruct(shape, stand_in(value).dtype))
 
 
 def _refuse_inside_jit(operation: str) -> None:

@@ -21,9 +21,10 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh
-from shoal.arrays.host.host_values import cannot_hold, device_form, warn_of_narrowing
+from shoal.arrays.host.host_values import cannot_hold, device_form, stand_in, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
+from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.move import on_row, row_of
@@ -89,6 +90,8 @@ def created(
     if not callable(init):
         given = short_text(init)
         raise UsageTypeError(f"create: the first argument must be a function, not {given}")
+    if shapes_only():
+        return jax.tree.map(stand_in, init(*jax.tree.map(_traceable, args)))
     named = [
         (f"args{jax.tree_util.keystr(path)}", value)
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]

@@ -18,8 +18,9 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding_of
-from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
+from shoal.arrays.host.host_values import as_numpy, is_key, stand_in, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
+from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import move, relabelled
@@ -83,6 +84,8 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
       >>> shoal.put(params, layouts)["w"].sharding.spec
       P('x',)
     """
+    if shapes_only():
+        return jax.tree.map(stand_in, tree)
     problems: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:

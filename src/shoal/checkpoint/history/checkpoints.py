@@ -14,7 +14,13 @@ from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.reader import DamagedPart
 from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.history.looking import ReadOnlyHistory
-from shoal.checkpoint.history.resumable import check_resumable
+from shoal.checkpoint.history.resumable import (
+    Asked,
+    Leaves,
+    check_resumable,
+    compare_restored,
+    made_by,
+)
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.planning.policies import Cadence, Keep, policy_of, rule_text, rules_of
 from shoal.checkpoint.restoring.target import RestoreOptions, check_names
@@ -220,6 +226,8 @@ class Checkpoints(ReadOnlyHistory):
         Raises:
           StepAlreadyCommittedError: on all: the step is saved already. Not where the program stops
             for a notice, if it is the step saved last: a loop may save, ask, and save again.
+          RestoreMismatchError: on all: the next `resume`, called as the last one was, would refuse
+            this state. Not with a pending notice: a warning says so.
           UsageError, DivergenceError, StorageError, SaveAbortedError, …: as `shoal.save`, on all.
         """
         with failure_noted(self._coordinator, self._root.path, step) as number:
@@ -308,6 +316,7 @@ class Checkpoints(ReadOnlyHistory):
         init: Any,
         *,
         skip_corrupt: bool = False,
+        check_init: bool = True,
         timeout_s: float | None = None,
         **options: Unpack[RestoreOptions],
     ) -> tuple[Any, int]:
@@ -316,7 +325,17 @@ class Checkpoints(ReadOnlyHistory):
         Collective over processes.
 
         It never returns a state that it could not return again: it checks here that the state, once
-        it is saved, comes back as the same tree with the same target and options.
+        it is saved, comes back as the same tree with the same target and options. Nor does it
+        return one that `init` would not make: the arrays of a restored state have the names, shapes
+        and dtypes of those that `init` makes. From then on `save` refuses a state that the next
+        `resume` would refuse; with a pending notice it warns, and saves it.
+
+        To compare a restored state, a function `init` is traced by `jax.eval_shape`, on all
+        processes. There `put`, `create`, `from_host_local` and `relayout` return arrays without
+        values, and other calls are made. One that cannot be traced, since it reads values of
+        arrays or calls `restore`, is not compared, which is logged at DEBUG. Numbers, strings,
+        `PerProcess` and None may become what they like, an `init` without arrays fits any state,
+        and dtypes are compared as devices hold them. What `only` leaves out is not compared.
 
         It first waits for a running save of these checkpoints, as `restore` does. It also starts a
         thread that pre-faults the memory which `save` copies to.
@@ -325,31 +344,52 @@ class Checkpoints(ReadOnlyHistory):
           target: layouts of a restored state, as for `restore`: None gives full NumPy arrays.
           init: the initial state if nothing is saved: a function without arguments
             (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is.
+          check_init: False: do not compare what `init` makes with what is restored and saved: for
+            an `init` that reads gigabytes, and for arrays that grow.
           skip_corrupt, timeout_s, options: as for `restore`.
 
         Returns:
           The state, and the step after the restored one; 0 if nothing was restored.
 
         Raises: as `restore`, but for NotCommittedError. RestoreMismatchError also if the state
-          could not be restored again, UsageError if it cannot be saved.
+          could not be restored again, or `init` makes another; UsageError if it cannot be saved.
+          DivergenceError also if targets or options differ while nothing is saved.
         """
+        from shoal.checkpoint.restoring.restore import request_of
+
+        check_flags("resume", check_init=check_init)
         restore = self._restoring("resume", target, timeout_s, options)
-        ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
+        request, damaged = request_of("resume", self._root, target, options), self._saver.damaged
+
+        def ask(spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
+            lines = (*spec, f"check_init={check_init}", *request.lines)
+            return self._result_of_lead("resume", lines, act)
+
         step_and_state = restored(
             self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt
         )
         is_new = step_and_state is None
+        made: Leaves | None = None
         if step_and_state is None:  # `init` may itself be collective
             step_and_state = -1, init() if callable(init) else init
+        elif check_init:
+            made = made_by(init)
         number, state = step_and_state
-        check = partial(
-            check_resumable, state, self._root, target, options,
-            processes=self._group.count, is_new=is_new,
-        )  # fmt: skip
+
+        def check() -> None:
+            nonlocal made
+            leaves = check_resumable(state, request, processes=self._group.count, is_new=is_new)
+            if is_new and check_init:
+                made = leaves
+            elif made is not None:
+                where = f"step {number} of {self._root.path}"
+                compare_restored(leaves, made, request.options, where)
+
         raise_together(
             self._coordinator, "resume", check,
             group=self._group, timeout_s=self._limit_s("resume"),
         )  # fmt: skip
+        self._saver.asked = Asked(request, made)
         self._saver.reserve_for(state)
         return state, number + 1
 

@@ -1,43 +1,91 @@
-"""Check that a run could be resumed as it begins, before the job is preempted."""
+"""Check that a run could be resumed as it begins and at each save, before the job is preempted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shoal.checkpoint.format.records import LeafRecord, Manifest
-from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.tree import flatten, nodes
-from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.dtypes import dtype_name, dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
-from shoal.checkpoint.tree.names import ROOT, component
+from shoal.checkpoint.tree.names import ROOT, component, name_of
 from shoal.checkpoint.tree.plain_values import plain_json
-from shoal.errors import RestoreMismatchError, UsageError, with_article
+from shoal.errors import RestoreMismatchError, ShoalError, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
-    from shoal.checkpoint.restoring.target import RestoreOptions, Wishes
+    from shoal.checkpoint.restoring.target import TargetOptions, Wishes
     from shoal.checkpoint.saving.state import State
 
+_LOG = logging.getLogger("shoal")
 _MOST_LISTED = 8
 
 
-def check_resumable(
-    state: Any,
-    root: Store,
-    target: Any,
-    options: RestoreOptions,
-    *,
-    processes: int,
-    is_new: bool,
-) -> None:
+class Asked:
+    """What `resume` was asked for: each state that is saved must fit it, or no later one resumes.
+
+    Args:
+      request: its target and options.
+      made: the leaves that `init` makes; None: they are not compared.
+    """
+
+    def __init__(self, request: RestoreRequest, made: Leaves | None) -> None:
+        is_tree, options = request.rebuild is not None, request.options
+        if is_tree and options.rename is None:  # no message shall advise it: `resume` refuses it
+            options = options._replace(rename=str)
+        # Of the target its layouts and shapes are kept, and none of its arrays.
+        rebuild = list if is_tree else None
+        self._request = request._replace(given=(), rebuild=rebuild, options=options)
+        self._made = made
+        self._fitting: object = None  # the names, shapes and dtypes that were compared last
+
+    def check(self, state: State, step: int) -> None:
+        """Refuse a state that `resume` would refuse once it is saved.
+
+        It is compared if names, shapes or dtypes of its leaves are not those of the state before.
+
+        Raises:
+          RestoreMismatchError: names all leaves concerned.
+        """
+        from shoal.checkpoint.restoring.protocol import wishes_of
+
+        records = [leaf.record for leaf in state.leaves]
+        looks = [(one.name, one.kind, one.dtype, one.shape, one.impl) for one in records]
+        if looks == self._fitting:
+            return
+        manifest = Manifest("0" * 12, step, 0, 1, state.structure, (*records,))
+        refused = f"save({step}): `resume` would refuse this state as a checkpoint"
+        try:
+            wishes = wishes_of(self._request, manifest).wishes
+        except RestoreMismatchError as error:
+            error.args = (told(f"{refused}, for its target", error.problems, _SAVE_ELSEWHERE),)
+            raise
+        if self._made is not None:
+            detail, options = f"{refused}: `init` makes another", self._request.options
+            casts = {wish.leaf: wish.dtype for wish in wishes if wish.dtype is not None}
+            leaves = leaves_of(
+                replace(one, dtype=dtype_name(casts[number])) if number in casts else one
+                for number, one in enumerate(records)
+            )
+            compare(leaves, self._made, options, detail, _SAVE_ELSEWHERE)
+        self._fitting = looks
+
+
+def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_new: bool) -> Leaves:
     """Restore the state at the beginning of a run as if its first save had saved it.
 
     Args:
+      request: the target and options.
       processes: how many save it.
       is_new: `init` made it; False: it was restored.
+
+    Returns:
+      Its leaves.
 
     Raises:
       RestoreMismatchError: the same target and options would not restore it, or not as the same
@@ -46,20 +94,18 @@ def check_resumable(
     """
     try:
         from shoal.checkpoint.restoring.protocol import wishes_of
-        from shoal.checkpoint.restoring.restore import request_of
         from shoal.checkpoint.saving.state import read_state, refuse_device_axis
     except ImportError:  # without JAX nothing is saved
-        return
+        return {}
     read = read_state(state, processes, "resume")
     if processes > 1:
         refuse_device_axis(read, "resume")
     records = tuple(leaf.record for leaf in read.leaves)
     stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
     manifest = Manifest("0" * 12, None, 0, processes, stored, records)
-    request = request_of("resume", root, target, options)
     made = "what `init` made could not" if is_new else "what was restored could not again"
     detail = f"resume: {made} be restored by this target once it is saved"
-    if options.get("rename") is not None:
+    if request.options.rename is not None:
         detail += (
             "\nit is saved under the names of the target, where rename= looks for others: restore "
             "an older step once with rename=, save it, and resume without"
@@ -73,13 +119,15 @@ def check_resumable(
     except UsageError as error:  # a class takes no such children
         differences = [str(error)]
     if differences:
-        more = (
-            [f"and {len(differences) - _MOST_LISTED} more"]
-            if len(differences) > _MOST_LISTED
-            else []
-        )
-        lines = "\n".join(f"  - {line}" for line in [*differences[:_MOST_LISTED], *more])
-        raise RestoreMismatchError(f"{detail}\n{lines}", problems=differences)
+        raise RestoreMismatchError(told(detail, differences), problems=differences)
+    return leaves_of(records)
+
+
+def told(detail: str, lines: Sequence[str], remedy: str = "") -> str:
+    """Return a message that lists the first of some lines."""
+    more = len(lines) - _MOST_LISTED
+    listed = [*lines[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])]
+    return "\n".join([detail, *(f"  - {line}" for line in listed), *filter(None, [remedy])])
 
 
 class _Differences:
@@ -189,3 +237,173 @@ def _plain(static: Any) -> Any:
         return [plain_json(static)]
     except UsageError:
         return None
+
+
+# ---- Compare the arrays of a state with those that `init` makes.
+#
+# Numbers, strings and per-process values may change as they like. None stands for what a run has
+# only sometimes, and a number for an array of rank 0: `step=0`, which `jit` makes an array.
+
+
+class _Leaf(NamedTuple):
+    """A leaf without its value."""
+
+    kind: str  # "array", "key", "none", or that of another value
+    dtype: np.dtype[Any] | str = ""  # of an array; of a key its generator
+    shape: tuple[int, ...] = ()
+
+    @property
+    def has_shape(self) -> bool:
+        return self.kind in ("array", "key")
+
+    def __str__(self) -> str:
+        if not self.has_shape:
+            return self.kind
+        sizes = ",".join(map(str, self.shape))
+        return f"key<{self.dtype}>[{sizes}]" if self.kind == "key" else f"{self.dtype}[{sizes}]"
+
+
+Leaves = Mapping[str, _Leaf]
+
+_SAVE_ELSEWHERE = "nothing was saved; save other trees by shoal.save, to a path of their own"
+_MAY_CHANGE = (
+    "if shapes or dtypes of the state change while it trains, pass check_init=False to `resume`"
+)
+_OTHER_RUN = (
+    "to continue that run, make `init` as it was; to start another, use a directory of its own"
+)
+
+
+def made_by(init: Any) -> Leaves | None:
+    """Return the leaves that `init` makes, which is a function or a state; None if unknown.
+
+    A function is traced: it makes nothing.
+    """
+    try:
+        from shoal.arrays.host.shapes_only import read_shapes
+
+        return read_shapes(init, leaves_in) if callable(init) else leaves_in(init)
+    except ShoalError as error:
+        if not isinstance(error, UsageError):
+            raise  # of a call that processes make together
+        why: Exception = error
+    except Exception as error:  # noqa: BLE001 - whatever it is, `init` is not called for its state
+        why = error
+    _LOG.debug(
+        "resume: `init` is not compared with the checkpoint: %s: %s", type(why).__name__, why
+    )
+    return None
+
+
+def compare_restored(state: Leaves, made: Leaves, options: TargetOptions, where: str) -> None:
+    """Refuse a restored state of which `init` makes another.
+
+    Raises:
+      RestoreMismatchError: names all leaves, with both shapes and dtypes.
+    """
+    detail = f"resume: {where} is not of the state that `init` makes"
+    compare(state, made, options, detail, _OTHER_RUN)
+
+
+def compare(state: Leaves, made: Leaves, options: TargetOptions, detail: str, remedy: str) -> None:
+    """Refuse a state of which `init` makes another; what `only` leaves out is not compared.
+
+    An `init` without arrays, such as None, is not compared.
+
+    Raises:
+      RestoreMismatchError: names all leaves, with both shapes and dtypes.
+    """
+    if not any(leaf.has_shape for leaf in made.values()):
+        return
+    names = dict.fromkeys([*made, *state])
+    lines: list[str] = []
+    kinds: dict[str, list[str]] = {
+        "missing": [], "unexpected": [], "wrong_shape": [], "wrong_dtype": []
+    }  # fmt: skip
+    taken = options.selection([*names]).names
+    for name in names:
+        its, mine = _at(state, name), _at(made, name)
+        if name in taken and (kind := _difference(its, mine)):
+            kinds[kind].append(name)
+            lines.append(
+                f"{name}: is {its or 'not there'}, and `init` makes {mine or 'no such leaf'}"
+            )
+    if lines:
+        raise RestoreMismatchError(
+            told(detail, lines, f"{remedy}\n{_MAY_CHANGE}"), problems=lines, **kinds
+        )
+
+
+def _at(leaves: Leaves, name: str) -> _Leaf | None:
+    """Return the leaf of a name, or None above it, in place of all that it may become."""
+    if name in leaves:
+        return leaves[name]
+    parts = name.split("/")
+    above = (leaves.get("/".join(parts[:end])) for end in range(len(parts)))
+    return next((leaf for leaf in above if leaf is not None and leaf.kind == "none"), None)
+
+
+def _difference(its: _Leaf | None, mine: _Leaf | None) -> str:
+    """Return how a leaf of a state differs from what `init` makes; "": not at all."""
+    pair = (its, mine)
+    if not any(leaf is not None and leaf.has_shape for leaf in pair):
+        return ""
+    if its is None:
+        return "missing"
+    if mine is None:
+        return "unexpected"
+    if "none" in (its.kind, mine.kind):
+        return ""
+    if its.shape != mine.shape:
+        return "wrong_shape"
+    if its.has_shape and mine.has_shape and _on_devices(its) != _on_devices(mine):
+        return "wrong_dtype"
+    return ""
+
+
+def _on_devices(leaf: _Leaf) -> object:
+    """Return the dtype that a leaf has once a program has run; of texts the width may differ."""
+    from shoal.arrays.host.host_values import NO_ARRAYS, device_dtype
+
+    dtype = leaf.dtype
+    if isinstance(dtype, str):
+        return dtype
+    if dtype.kind in "iufc" and dtype not in NO_ARRAYS:
+        return device_dtype(dtype)
+    return dtype.kind if dtype.kind in "SU" else dtype
+
+
+def leaves_of(records: Iterable[LeafRecord]) -> Leaves:
+    """Return the leaves that are saved."""
+    return {one.name: _of_record(one) for one in records}
+
+
+def _of_record(record: LeafRecord) -> _Leaf:
+    if record.kind == "key":
+        return _Leaf("key", record.impl, record.shape)
+    if record.kind == "array":
+        return _Leaf("array", dtype_of(record.dtype), record.shape)
+    return _Leaf(record.kind)
+
+
+def leaves_in(tree: Any) -> Leaves:
+    """Return the leaves of a tree, with or without values."""
+    from shoal.checkpoint.tree.jax_nodes import JaxNodes
+
+    found = flatten.flatten_tree(tree, JaxNodes(), operation="resume")[0]
+    return {name_of(path): _of_value(leaf) for path, leaf in found}
+
+
+def _of_value(value: Any) -> _Leaf:
+    import jax
+
+    from shoal.collectives.leaves import leaf_of
+
+    if value is None:
+        return _Leaf("none")
+    if not isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+        return _Leaf(type(value).__name__)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        key = leaf_of("", jax.ShapeDtypeStruct((), value.dtype))
+        return _Leaf("key", str(getattr(key, "impl", "")), tuple(value.shape))
+    return _Leaf("array", value.dtype, tuple(value.shape))

@@ -16,11 +16,18 @@ from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
+from shoal.checkpoint.history.resumable import Asked
 from shoal.checkpoint.planning.policies import Keep, unranked
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
-from shoal.errors import DeadlineError, StorageError, UsageError, raise_all
+from shoal.errors import (
+    DeadlineError,
+    RestoreMismatchError,
+    StorageError,
+    UsageError,
+    raise_all,
+)
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.preemption import note_failed, note_kept
@@ -31,6 +38,7 @@ from shoal.runtime.system.interrupts import interrupts_delivered
 
 if TYPE_CHECKING:
     from shoal.checkpoint.saving.background import Saving
+    from shoal.checkpoint.saving.state import State
 
 _LOG = logging.getLogger("shoal")
 _BLOCKED_S = 1.0  # log when a save waits this long for the previous one
@@ -84,6 +92,7 @@ class Saver:
         self._rate: Rate | None = None
         self._oldest = 0  # no step below it was there at the last retention
         self._is_unranked = False  # a warning has named a metric that a save lacks
+        self.asked: Asked | None = None  # of `resume`
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
         self.damaged: dict[int, DamagedPart] = {}  # of steps that this run skipped when it resumed
@@ -135,7 +144,8 @@ class Saver:
 
         place = self._root.step(step)
         request = request_of(place, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
-        request = request._replace(replaces=replaces)
+        check = partial(self._check_asked, step)
+        request = request._replace(replaces=replaces, check=check)
         if self._asynchronous:
             from shoal.checkpoint.saving.background import start_save
 
@@ -163,6 +173,19 @@ class Saver:
         elif lines and not self._is_unranked and self._coordinator.process == self._group.lead:
             self._is_unranked = True
             _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
+
+    def _check_asked(self, step: int, state: State) -> None:
+        """Refuse a state that could not be resumed; with an open notice the state comes first."""
+        if self.asked is None:
+            return
+        try:
+            self.asked.check(state, step)
+        except RestoreMismatchError as error:
+            if self._coordinator.stop.notice() is None:
+                raise
+            if self._coordinator.process == self._group.lead:
+                detail = "the job is preempted, so it saves a state that `resume` would refuse"
+                _LOG.warning("save(%d): %s: %s", step, detail, "; ".join(error.problems))
 
     @property
     def is_saving(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Unpack, get_args
 
 from shoal.arguments import integer
 from shoal.arrays.bridge.layout_functions import short_text
+from shoal.arrays.host.shapes_only import shapes_only
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -172,6 +173,8 @@ def restore(
     >>> back["w"].sharding.spec, back["b"].sharding.spec
     (P('data',), P())
     """
+    if shapes_only():
+        raise UsageError("restore: is not called for the shapes of its result alone")
     deadline = deadline_of("restore", name, timeout_s, lane)
     options: RestoreOptions = {
         "only": only, "rename": rename, "missing_ok": missing_ok, "dtype": dtype, "form": form,

@@ -54,6 +54,7 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
         answer |= {"bytes": bytes_needed(own)}
         answer |= {"number": number} if number != process else {}
         answer["free"] = check_store(store, members.request.replaces)
+        members.request.check(state)
     except (CheckpointError, UsageError) as error:
         problem = error
     lines = state_lines(state, members.request.lines, group.count)

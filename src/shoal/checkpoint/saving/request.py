@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ class Request(NamedTuple):
     waits: Waits
     lease_s: float  # after which other processes may end this save as stale
     replaces: str = ""  # the committed attempt that this save replaces, if any: it is damaged
+    check: Callable[[State], None] = lambda _: None  # refuses a state, on all processes
 
     @property
     def operation(self) -> str:
