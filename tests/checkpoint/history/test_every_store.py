@@ -1,0 +1,86 @@
+"""Histories on a disk and in a bucket, of one process and of two."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from checkpoint.bucket import servers
+from collectives.thread_jobs import run_all
+from shoal import Bucket
+from shoal.checkpoint.at import store_at
+from shoal.checkpoint.disk.local_store import LocalStore
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.errors import NotCommittedError
+from shoal.runtime.barrier import barrier
+from shoal.runtime.client.in_process import LocalJob
+
+NAMES = (f"bucket-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.moto() as address:
+        yield address
+
+
+@pytest.fixture(params=["disk", "moto"])
+def place(request, tmp_path):
+    """A new place for a history."""
+    if request.param == "disk":
+        return tmp_path / "run"
+    address, name = request.getfixturevalue("server"), next(NAMES)
+    servers.make_bucket(address, name)
+    return Bucket(f"s3://{name}/run", **servers.options(address))
+
+
+@pytest.fixture(params=[1, 2])
+def job(request):
+    """Run a function on each process."""
+    return lambda function: run_all(LocalJob(request.param), function)
+
+
+def state(step):
+    return {"w": np.full(4, float(step)), "step": step}
+
+
+def damage(place, step):
+    """Flip a bit of a step's data."""
+    store = store_at(place, "").step(step)
+    (name,) = [one for one in store.names() if one.startswith("data-")]
+    if isinstance(store, LocalStore):
+        with open(f"{store.path}/{name}", "r+b") as file:
+            file.seek(-1, 2)
+            byte = file.read(1)
+            file.seek(-1, 2)
+            file.write(bytes([byte[0] ^ 1]))
+        return
+    data = bytearray(store._objects.read(name)[0])
+    data[-1] ^= 1
+    store._objects.put(name, bytes(data))
+
+
+def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):
+    def run(coordinator):
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            for step in (100, 200):
+                ckpts.save(step, state(step))
+            ckpts.wait()
+            if coordinator.process == 0:
+                damage(place, 100)
+                damage(place, 200)
+            barrier.on(coordinator, "damaged")
+            called = []
+            with pytest.raises(NotCommittedError, match="saved: 100, 200 are damaged") as caught:
+                ckpts.resume(None, lambda: called.append(1), skip_corrupt=True)
+            assert not called
+            for step in (100, 200):
+                ckpts.delete(step)
+            return str(caught.value), ckpts.resume(None, state(0), skip_corrupt=True)[1]
+
+    first, *others = job(run)
+    assert "delete them (`delete(step)`)" in first[0]
+    assert first[1] == 0
+    assert all(one == first for one in others)
