@@ -89,6 +89,21 @@ def test_the_best_are_better_than_the_rest(saved, n, mode):
     assert not worst or not rest or max(worst) <= min(rest)
 
 
+@given(HISTORIES, st.lists(st.sampled_from(["loss", "speed"]), min_size=1, max_size=2))
+def test_best_alone_deletes_no_step_that_it_does_not_rank(saved, names):
+    rest = {one.step for one in saved if not set(names) & set(one.metrics)}
+    alone = Best(1, names[0]) if len(names) == 1 else Best(1, names[0]) | Best(1, names[1])
+    ranked = [one for one in saved if one.step not in rest]
+    newest = {one.step for one in saved[-1:]}
+    expected = {one.step for one in ranked if not one.is_pinned} - alone.kept(ranked) - newest
+    assert set(doomed(saved, alone)) == expected
+    for beside in (Last(3), Pinned()):
+        keep = alone | beside
+        kept = keep.kept(saved) | newest
+        stays = kept | {one.step for one in saved if one.is_pinned}
+        assert {one.step for one in saved} - set(doomed(saved, keep)) == stays
+
+
 def test_of_equal_ones_the_newer_is_better():
     saved = [Saved(step, 0.0, {"loss": 1.0}) for step in (1, 2, 3)]
     assert Best(2, "loss").kept(saved) == {2, 3}

@@ -13,6 +13,7 @@ from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.planning.policies import Best, Last
 from shoal.errors import NotCommittedError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -84,3 +85,21 @@ def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):
     assert "delete them (`delete(step)`)" in first[0]
     assert first[1] == 0
     assert all(one == first for one in others)
+
+
+def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, caplog):
+    def run(coordinator):
+        found = []
+        for keep, count in ((Best(2, "loss"), 14), (Best(2, "loss") | Last(3), 4)):
+            with Checkpoints(place, keep=keep, coordinator=coordinator) as ckpts:
+                _, first = ckpts.resume(None, state(0))
+                for step in range(first, first + count):
+                    metrics = {"loss": 20.0 - step} if step % 4 == 3 else None
+                    ckpts.save(step, state(step), metrics=metrics)
+            found.append(ckpts.all_steps())
+        return found
+
+    alone = (0, 1, 2, *range(4, 14))  # of 3, 7 and 11, which were evaluated, the best two
+    assert all(found == [alone, (11, 15, 16, 17)] for found in job(run))
+    (warning,) = [text for text in caplog.messages if "has only Best" in text]
+    assert "without 'loss'; there are 11; to delete old ones, write keep=Best(…) | " in warning

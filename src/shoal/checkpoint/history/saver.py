@@ -16,7 +16,7 @@ from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
-from shoal.checkpoint.planning.policies import Keep, unranked
+from shoal.checkpoint.planning.policies import Keep, Saved, metrics_ranked, not_ranked, unranked
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
@@ -36,6 +36,7 @@ _LOG = logging.getLogger("shoal")
 _BLOCKED_S = 1.0  # log when a save waits this long for the previous one
 _ENTRY_BYTES = 200  # of a header, without the name
 _SPARE_BYTES = 1 << 20
+_MANY = 10  # steps without a metric, of which `Best` deletes none
 _LEAST_S = 1.0  # allowed to a save even if the notice leaves no time
 
 
@@ -83,6 +84,7 @@ class Saver:
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
         self._is_unranked = False  # a warning has named a metric that a save lacks
+        self._is_of_many = False  # a warning has counted the steps that lack it
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
         self.damaged: dict[int, DamagedPart] = {}  # of steps that this run skipped when it resumed
@@ -157,6 +159,8 @@ class Saver:
         lines = unranked(self._keep, metrics)
         if metrics is not None and self._coordinator.stop.notice() is None:
             raise_all(f"save({step})", lines)
+        elif not_ranked([Saved(step, 0.0, metrics or {})], self._keep):
+            return  # it is kept
         elif lines and not self._is_unranked and self._coordinator.process == self._group.lead:
             self._is_unranked = True
             _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
@@ -297,10 +301,13 @@ class Saver:
             return
 
         def act() -> list[int]:
-            return saved_steps.retain(
+            found: list[Saved] = []
+            gone = saved_steps.retain(
                 self._root, keep, saved=step, idle_s=self._lease_s, process=lead,
-                damaged=self.damaged,
+                damaged=self.damaged, found=found,
             )  # fmt: skip
+            self._warn_of_many(step, len(not_ranked(found, keep)))
+            return gone
 
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
@@ -314,6 +321,17 @@ class Saver:
         else:
             if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+    def _warn_of_many(self, step: int, count: int) -> None:
+        """Warn, once, of many steps that only wait to be ranked."""
+        if count > _MANY and not self._is_of_many:
+            self._is_of_many = True
+            names = " or ".join(map(repr, sorted(metrics_ranked(self._keep))))
+            _LOG.warning(
+                "step %d is saved: keep= has only Best(…), which never deletes a step without %s; "
+                "there are %d; to delete old ones, write keep=Best(…) | Last(3)",
+                step, names, count,
+            )  # fmt: skip
 
 
 def _replace(root: Store, step: int, piece: DamagedPart) -> None:

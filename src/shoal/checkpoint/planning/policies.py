@@ -142,14 +142,17 @@ class EverySeconds(Keep):
 @local
 @dataclass(frozen=True)
 class Best(Keep):
-    """Keep the `n` steps with the best `metric`, as given to `save(metrics=…)`.
+    """Of the steps with a `metric`, as given to `save(metrics=…)`, keep the `n` best.
 
     Local.
 
-    Steps without the metric, or with NaN, do not count. Of equals the newer is better. A save
-    whose metrics lack this one is refused, for a misspelled name would have the best step deleted;
-    `missing_ok` permits it, where it is evaluated at some steps alone. A save without metrics is
-    not refused.
+    NaN is worse than any number, and never among the best. Of equals the newer is better. Steps
+    without the metric are not ranked: they are kept, unless another policy is joined by `|`, which
+    then decides about them: `Best(2, "loss") | Last(3)`. Policies that rank by several metrics keep
+    the steps that have none of these.
+
+    A save whose metrics lack this one is refused, since the name may be misspelled; `missing_ok`
+    permits it, where it is evaluated at some steps alone. A save without metrics is not refused.
 
     >>> losses = [0.9, 0.3, 0.5]
     >>> saved = [Saved(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)]
@@ -237,13 +240,34 @@ def unranked(keep: Keep | None, metrics: object) -> list[str]:
     """
     given = metrics if isinstance(metrics, Mapping) else {}
     known = ", ".join(sorted(map(str, given))[:_MOST_NAMED]) or "nothing"
-    policies = keep.policies if isinstance(keep, AnyOf) else (keep,)
     return [
         f"keep=Best({one.n}, {one.metric!r}): the metrics have no {one.metric!r}, but {known}"
         f"{nearest(one.metric, map(str, given))}"
-        for one in policies
+        for one in _parts(keep)
         if isinstance(one, Best) and one.metric not in given and not one.missing_ok
     ]
+
+
+def metrics_ranked(keep: Keep | None) -> frozenset[str]:
+    """Return the metrics by which `keep` ranks steps, if it does nothing else.
+
+    Steps with none of these are kept.
+
+    >>> metrics_ranked(Best(2, "loss")), metrics_ranked(Best(2, "loss") | Last(3))
+    (frozenset({'loss'}), frozenset())
+    """
+    ranks = [one.metric for one in _parts(keep) if isinstance(one, Best)]
+    return frozenset(ranks if len(ranks) == len(_parts(keep)) else ())
+
+
+def not_ranked(saved: Iterable[Saved], keep: Keep | None) -> frozenset[int]:
+    """Return the steps that are kept because they have no metric that `keep` ranks by."""
+    names = metrics_ranked(keep)
+    return frozenset(one.step for one in saved if names and names.isdisjoint(one.metrics))
+
+
+def _parts(keep: Keep | None) -> tuple[Keep | None, ...]:
+    return keep.policies if isinstance(keep, AnyOf) else (keep,)
 
 
 def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
@@ -257,7 +281,7 @@ def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
     ordered = sorted(saved, key=lambda one: one.step)
     if keep is None or not ordered:
         return ()
-    stays = keep.kept(ordered) | {ordered[-1].step}
+    stays = keep.kept(ordered) | not_ranked(ordered, keep) | {ordered[-1].step}
     return tuple(one.step for one in ordered if not (one.is_pinned or one.step in stays))
 
 

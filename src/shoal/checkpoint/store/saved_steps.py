@@ -296,8 +296,12 @@ def retain(
     idle_s: float,
     process: int,
     damaged: Collection[int] = (),
+    found: list[Saved] | None = None,
 ) -> list[int]:
     """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
+
+    `found` receives the steps that `keep` was asked about.
+
 
     The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
     damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
@@ -315,7 +319,7 @@ def retain(
             saved,
             last,
         )
-    found: list[Saved] = []
+    found = [] if found is None else found
     in_threads(lambda own: found.extend(map(_saved, own)), steps.values(), at_once)
     errors, gone = [], []
     for step in doomed(found, keep):
