@@ -121,8 +121,10 @@ def test_no_policy_keeps_everything():
 
 def test_a_number_means_the_last():
     assert policy_of(3) == Last(3)
-    assert (EverySteps(5) | 3).policies == (EverySteps(5), Last(3))
-    assert (3 | EverySteps(5)).policies == (EverySteps(5), Last(3))
+    assert policy_of(EverySteps(5) | 3).policies == (EverySteps(5), Last(3))
+    assert policy_of(3 | EverySteps(5)).policies == (EverySteps(5), Last(3))
+    saved = [Saved(step, 0.0) for step in range(8)]
+    assert (EverySteps(5) | 3).kept(saved) == {0, 5, 6, 7}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_number_means_the_last():
         (lambda: EverySeconds(math.nan), "s=nan must be a positive number"),
         (lambda: Best(1, "loss", "mim"), "did you mean 'min'"),
         (lambda: policy_of(0), "^keep=0 must be at least 1: the newest .* None keeps all"),
-        (lambda: Last(2) | -1, "^keep=-1 must be at least 1"),
+        (lambda: Checkpoints("never-made", keep=Last(2) | -1), "^keep=-1 must be at least 1"),
         (lambda: Checkpoints("never-made", keep=0), "keep=0 must be at least 1"),
     ],
 )

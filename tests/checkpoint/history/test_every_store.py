@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.planning.policies import Best, Last
+from shoal.checkpoint.planning.policies import Best, EverySteps, Last
 from shoal.errors import NotCommittedError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -103,3 +104,19 @@ def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, c
     assert all(found == [alone, (11, 15, 16, 17)] for found in job(run))
     (warning,) = [text for text in caplog.messages if "has only Best" in text]
     assert "without 'loss'; there are 11; to delete old ones, write keep=Best(…) | " in warning
+
+
+def test_every_joins_a_number_a_time_and_a_function(place, job):
+    def run(coordinator):
+        found = []
+        for every in (
+            EverySteps(5) | timedelta(hours=1) | (lambda step: step == 1),
+            EverySteps(9) | 3,
+        ):
+            with Checkpoints(place, every=every, coordinator=coordinator) as ckpts:
+                _, first = ckpts.resume(None, state(0))
+                steps = range(first, first + 6)
+                found.append([step for step in steps if ckpts.save(step, state(step))])
+        return found
+
+    assert all(found == [[1, 4], [5, 8]] for found in job(run))

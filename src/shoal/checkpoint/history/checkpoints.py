@@ -87,8 +87,8 @@ class Checkpoints(ReadOnlyHistory):
         `shoal.retention`, such as `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned
         steps are always kept.
       every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
-        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, several joined by
-        `|`, or a function of the step that returns the same on all processes; None: every step.
+        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, a function of the
+        step that returns the same on all processes, or several joined by `|`; None: every step.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save

@@ -53,17 +53,20 @@ class Keep(ABC):
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """Return the steps to keep out of all saved ones, which are sorted."""
 
-    def __or__(self, other: Keep | int) -> AnyOf:
-        """Keep what either keeps."""
-        right = policy_of(other)
-        if right is None:
+    def __or__(self, other: Keep | Rule | int | timedelta) -> AnyOf:
+        """Keep what either keeps; in `every`, save what either selects.
+
+        What else than a policy is joined is parsed where it is used: 4 is `Last(4)` in `keep`, and
+        `EverySteps(4)` in `every`.
+        """
+        if other is None:
             raise UsageTypeError("keep: None keeps every step; leave the rest out")
-        parts = (
-            part
-            for one in (self, right)
-            for part in (one.policies if isinstance(one, AnyOf) else (one,))
-        )
-        return AnyOf(tuple(parts))
+        if not (_is_plain_rule(other) or isinstance(other, Keep)):
+            raise UsageTypeError(
+                f"{self!r} | {other!r}: the right side must be a number of steps, or a policy; in "
+                "every= also a timedelta, or a function of the step"
+            )
+        return AnyOf((*_parts(self), *_parts(other)))
 
     __ror__ = __or__
 
@@ -205,11 +208,12 @@ class Pinned(Keep):
 class AnyOf(Keep):
     """Keep what any of these policies keeps; the result of `|`."""
 
-    policies: tuple[Keep, ...]
+    policies: tuple[Any, ...]  # as given: a number means another policy in `keep` than in `every`
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return frozenset().union(*(policy.kept(saved) for policy in self.policies))
+        policies = filter(None, map(policy_of, self.policies))
+        return frozenset().union(*(policy.kept(saved) for policy in policies))
 
 
 def policy_of(keep: object) -> Keep | None:
@@ -218,6 +222,8 @@ def policy_of(keep: object) -> Keep | None:
     Raises:
       UsageError: it is neither a policy nor an integer of at least 1.
     """
+    if isinstance(keep, AnyOf):
+        return AnyOf(tuple(map(policy_of, keep.policies)))
     if keep is None or isinstance(keep, Keep):
         return keep
     number = as_integer(keep)
@@ -266,8 +272,8 @@ def not_ranked(saved: Iterable[Saved], keep: Keep | None) -> frozenset[int]:
     return frozenset(one.step for one in saved if names and names.isdisjoint(one.metrics))
 
 
-def _parts(keep: Keep | None) -> tuple[Keep | None, ...]:
-    return keep.policies if isinstance(keep, AnyOf) else (keep,)
+def _parts(joined: object) -> tuple[Any, ...]:
+    return joined.policies if isinstance(joined, AnyOf) else (joined,)
 
 
 def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
@@ -388,7 +394,10 @@ class Cadence:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next step of the loop, if that goes on in equal strides, reads the clock."""
+        """Whether the next step of the loop, if that goes on in equal strides, reads the clock.
+
+        No function of the user is called for this: they come after the time.
+        """
         step = self._asked + self._stride
         if self._rules is None or step <= self.last:
             return False
@@ -446,25 +455,38 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
     """
     if every is None:
         return None
-    if isinstance(every, timedelta):
-        return (EverySeconds(every.total_seconds()),)
-    if (steps := as_integer(every)) is not None:
-        return (EverySteps(steps),)
-    parts: tuple[object, ...] = every.policies if isinstance(every, AnyOf) else (every,)
-    by_steps = [part for part in parts if isinstance(part, EverySteps)]
-    by_time = [part for part in parts if isinstance(part, EverySeconds)]
-    if len(by_steps) + len(by_time) == len(parts):
-        return (*by_steps, *sorted(by_time, key=lambda one: one.s)[:1])
-    if callable(every) and not isinstance(every, type | Keep):
-        return (every,)
-    raise UsageTypeError(
-        f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
-        "or a function of the step"
-    )
+    rules = [_rule(part) for part in _parts(every)]
+    if any(rule is None for rule in rules):
+        raise UsageTypeError(
+            f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
+            "a function of the step, or several of these joined by |"
+        )
+    by_steps = [rule for rule in rules if isinstance(rule, EverySteps)]
+    by_time = sorted((rule for rule in rules if isinstance(rule, EverySeconds)), key=lambda r: r.s)
+    others = [rule for rule in rules if rule and not isinstance(rule, Keep)]
+    return (*by_steps, *by_time[:1], *others)  # functions last: see `looks_next`
+
+
+def _rule(part: Any) -> Rule | None:
+    """Return a part of `every` as a rule; None: it is not one."""
+    if isinstance(part, timedelta):
+        return EverySeconds(part.total_seconds())
+    if (steps := as_integer(part)) is not None:
+        return EverySteps(steps)
+    is_rule = isinstance(part, EverySteps | EverySeconds) or _is_plain_rule(part)
+    return part if is_rule else None
+
+
+def _is_plain_rule(part: object) -> bool:
+    """Return whether it is a number, a time or a function, which `|` joins to a policy."""
+    is_function = callable(part) and not isinstance(part, type | Keep)
+    return is_function or isinstance(part, timedelta) or as_integer(part) is not None
 
 
 def rule_text(every: object) -> str:
     """Return the text of a rule, equal on all processes for equal rules."""
+    if isinstance(every, AnyOf):
+        return " | ".join(map(rule_text, every.policies))
     if isinstance(every, Keep) or not callable(every):
         return repr(every)
     return str(getattr(every, "__qualname__", type(every).__qualname__))
