@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,9 +164,44 @@ def test_wrong_types_are_refused(build):
         build()
 
 
-def test_a_policy_of_ones_own():
-    class Even(Keep):
-        def kept(self, saved):
-            return frozenset(one.step for one in saved if one.step % 2 == 0)
+class Own(Keep):
+    """A policy of the user's own, which returns what it is given."""
 
-    assert doomed([Saved(step, 0.0) for step in range(6)], Even() | 1) == (1, 3)
+    def __init__(self, found):
+        self.found = found
+
+    def kept(self, saved):
+        return self.found(saved)
+
+
+def even(saved):
+    return (one.step for one in saved if one.step % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "collect", [frozenset, set, list, tuple, dict.fromkeys, lambda it: np.array([*it], np.int32)]
+)
+def test_a_policy_of_ones_own_returns_any_collection(collect):
+    saved = [Saved(step, 0.0) for step in range(7)]
+    keep = Own(lambda saved: collect(even(saved)))
+    assert doomed(saved, keep) == doomed(saved, keep | 1) == (1, 3, 5)
+    assert doomed(saved, Own(lambda saved: [100, 2])) == (0, 1, 3, 4, 5), "100 may come later"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda saved: None,
+        lambda saved: True,
+        lambda saved: 3,
+        lambda saved: "3",
+        even,
+        list,  # of Saved
+        lambda saved: [one.step % 2 == 0 for one in saved],  # as orbax's
+        lambda saved: [float(one.step) for one in saved],
+    ],
+)
+def test_anything_else_is_refused_by_name(found):
+    for keep in (Own(found), Own(found) | Last(2)):
+        with pytest.raises(UsageTypeError, match=r"^keep=Own\(\): kept\(\) returned"):
+            doomed([Saved(step, 0.0) for step in range(6)], keep)

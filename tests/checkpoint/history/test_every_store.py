@@ -14,8 +14,8 @@ from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.planning.policies import Best, EverySteps, Last
-from shoal.errors import NotCommittedError
+from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
+from shoal.errors import NotCommittedError, UsageTypeError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
@@ -120,3 +120,28 @@ def test_every_joins_a_number_a_time_and_a_function(place, job):
         return found
 
     assert all(found == [[1, 4], [5, 8]] for found in job(run))
+
+
+class Thousands(Keep):
+    """Keeps every thousandth step, if it returns anything."""
+
+    def __init__(self, *, returns):
+        self.returns = returns
+
+    def kept(self, saved):
+        return [one.step for one in saved if one.step % 1000 == 0] if self.returns else None
+
+
+def test_a_policy_of_ones_own_that_returns_no_steps_is_refused_before_the_commit(place, job):
+    def run(coordinator):
+        with Checkpoints(place, keep=Thousands(returns=True), coordinator=coordinator) as ckpts:
+            for step in (1000, 1500, 2000, 2500):
+                ckpts.save(step, state(step))
+        found = [ckpts.all_steps()]
+        keep = Last(1) | Thousands(returns=False)
+        ckpts = Checkpoints(place, keep=keep, coordinator=coordinator)
+        with pytest.raises(UsageTypeError, match=r"keep=Thousands\(\): kept\(\) returned None"):
+            ckpts.save(3000, state(3000))
+        return [*found, ckpts.all_steps()]
+
+    assert all(found == [(1000, 2000, 2500)] * 2 for found in job(run))

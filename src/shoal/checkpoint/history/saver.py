@@ -16,7 +16,14 @@ from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
-from shoal.checkpoint.planning.policies import Keep, Saved, metrics_ranked, not_ranked, unranked
+from shoal.checkpoint.planning.policies import (
+    Keep,
+    Saved,
+    metrics_ranked,
+    not_ranked,
+    unranked,
+    wrong_kept,
+)
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
@@ -109,7 +116,7 @@ class Saver:
         """
         with self._turn, self._coordinator.call("save", "main", self._group.named):
             settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S")
-            self._check_metrics(step, metrics)
+            self._check_keep(step, metrics)
             self._save(step, state, user, metrics, timeout_s, number)
 
     def _save(
@@ -154,14 +161,18 @@ class Saver:
             committed(total_bytes(state))
         self.settle(None)
 
-    def _check_metrics(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Refuse metrics that `keep` cannot rank; with an open notice the state comes first."""
-        lines = unranked(self._keep, metrics)
-        if metrics is not None and self._coordinator.stop.notice() is None:
-            raise_all(f"save({step})", lines)
-        elif not_ranked([Saved(step, 0.0, metrics or {})], self._keep):
+    def _check_keep(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Refuse metrics that `keep` cannot rank, and a policy that returns no steps.
+
+        With an open notice the state comes first.
+        """
+        lines, one = unranked(self._keep, metrics), Saved(step, time.time(), metrics or {})
+        if self._coordinator.stop.notice() is None:
+            refused = [] if metrics is None else lines
+            raise_all(f"save({step})", [*wrong_kept(self._keep, one), *refused])
+        if not_ranked([one], self._keep):
             return  # it is kept
-        elif lines and not self._is_unranked and self._coordinator.process == self._group.lead:
+        if lines and not self._is_unranked and self._coordinator.process == self._group.lead:
             self._is_unranked = True
             _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
 

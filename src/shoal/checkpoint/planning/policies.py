@@ -11,12 +11,12 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from shoal.arguments import as_integer, count, not_flags, seconds
+from shoal.arguments import as_integer, count, not_flags, seconds, shown
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
@@ -47,11 +47,22 @@ class Saved(NamedTuple):
 
 
 class Keep(ABC):
-    """A retention policy."""
+    """A retention policy. For one of your own, define `kept` in a subclass.
+
+    >>> class Thousands(Keep):
+    ...     def kept(self, saved):
+    ...         return [one.step for one in saved if one.step % 1000 == 0]
+    >>> doomed([Saved(step, 0.0) for step in (500, 1000, 1500, 2000)], Thousands() | Last(1))
+    (500, 1500)
+    """
 
     @abstractmethod
-    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
-        """Return the steps to keep out of all saved ones, which are sorted."""
+    def kept(self, saved: Sequence[Saved]) -> Collection[int]:
+        """Return the steps to keep out of all saved ones, which are sorted.
+
+        Before a save, each process calls it with the new step alone, to check what it returns;
+        after the commit, process 0 calls it with all steps. It may return steps that are not saved.
+        """
 
     def __or__(self, other: Keep | Rule | int | timedelta) -> AnyOf:
         """Keep what either keeps; in `every`, save what either selects.
@@ -213,7 +224,7 @@ class AnyOf(Keep):
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
         policies = filter(None, map(policy_of, self.policies))
-        return frozenset().union(*(policy.kept(saved) for policy in policies))
+        return frozenset().union(*(steps_kept(policy, saved) for policy in policies))
 
 
 def policy_of(keep: object) -> Keep | None:
@@ -236,6 +247,37 @@ def policy_of(keep: object) -> Keep | None:
             f"keep={number} must be at least 1: the newest step is never deleted; None keeps all"
         )
     return Last(number)
+
+
+def steps_kept(keep: Keep, saved: Sequence[Saved]) -> frozenset[int]:
+    """Return what a policy keeps.
+
+    Raises:
+      UsageTypeError: its `kept` does not return a collection of steps.
+    """
+    found: object = keep.kept(saved)
+    steps = [*map(as_integer, found)] if isinstance(found, Collection) else [None]
+    if None in steps:
+        raise UsageTypeError(
+            f"keep={keep!r}: kept() returned {shown(found)}, not a collection of step numbers, "
+            "such as [one.step for one in saved if one.step % 1000 == 0]"
+        )
+    return frozenset(step for step in steps if step is not None)
+
+
+def wrong_kept(keep: Keep | None, one: Saved) -> list[str]:
+    """Return why a policy of the user's own is refused, from what it returns of one step alone.
+
+    What it raises is not reported: it may need the steps that are saved, as after the commit.
+    """
+    try:
+        if keep is not None:
+            steps_kept(keep, [one])
+    except UsageTypeError as error:
+        return [WrongType(str(error))]
+    except Exception:  # noqa: BLE001 - of the user's function
+        return []
+    return []
 
 
 def unranked(keep: Keep | None, metrics: object) -> list[str]:
@@ -287,7 +329,7 @@ def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
     ordered = sorted(saved, key=lambda one: one.step)
     if keep is None or not ordered:
         return ()
-    stays = keep.kept(ordered) | not_ranked(ordered, keep) | {ordered[-1].step}
+    stays = steps_kept(keep, ordered) | not_ranked(ordered, keep) | {ordered[-1].step}
     return tuple(one.step for one in ordered if not (one.is_pinned or one.step in stays))
 
 
