@@ -15,7 +15,7 @@ from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
-from shoal.errors import NotCommittedError, UsageTypeError
+from shoal.errors import NotCommittedError, RestoreMismatchError, UsageTypeError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
@@ -145,3 +145,18 @@ def test_a_policy_of_ones_own_that_returns_no_steps_is_refused_before_the_commit
         return [*found, ckpts.all_steps()]
 
     assert all(found == [(1000, 2000, 2500)] * 2 for found in job(run))
+
+
+def test_a_target_with_the_parameters_alone_is_restored_by_a_word(place, job):
+    def run(coordinator):
+        tree = {"params": {"w": np.ones(4)}, "opt": {"mu": np.ones(4), "nu": np.ones(4)}}
+        target = {"params": {"w": np.zeros(4)}}
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(7, tree)
+            with pytest.raises(RestoreMismatchError, match=r"only='params/\*\*' or only='target'"):
+                ckpts.restore(target=target)
+            back = ckpts.restore(target=target, only="target")
+            again, first = ckpts.resume(target, None, only="target")
+        return [back.keys(), again.keys(), back["params"]["w"].tolist(), first]
+
+    assert all(found == [{"params"}, {"params"}, [1.0] * 4, 8] for found in job(run))
