@@ -15,7 +15,13 @@ from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
-from shoal.errors import NotCommittedError, RestoreMismatchError, UsageTypeError
+from shoal.checkpoint.store.step_names import step_name
+from shoal.errors import (
+    NotCommittedError,
+    RestoreMismatchError,
+    StorageError,
+    UsageTypeError,
+)
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
@@ -86,6 +92,39 @@ def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):
     assert "delete them (`delete(step)`)" in first[0]
     assert first[1] == 0
     assert all(one == first for one in others)
+
+
+def leave_file(place, name):
+    """Leave a file, or an object, in a history."""
+    if isinstance(place, Bucket):
+        store_at(place, "")._objects.put(name, b"notes")
+    else:
+        (place / name).write_text("notes")
+
+
+def test_a_file_that_is_named_like_a_step_is_ignored(place, job, caplog):
+    with Checkpoints(place, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        ckpts.save(1, state(1))
+    leave_file(place, step_name(9))
+
+    def run(coordinator):
+        with Checkpoints(place, keep=1, coordinator=coordinator) as ckpts:
+            found = [ckpts.latest(), ckpts.all_steps(), ckpts.resume(None, dict)[1]]
+            ckpts.save(2, state(2))
+            ckpts.wait()
+            return [*found, ckpts.info().step, ckpts.all_steps(), ckpts.best_step("loss")]
+
+    found = job(run)
+    assert all(one == [1, (1,), 2, 2, (2,), None] for one in found)
+    told = [text for text in caplog.messages if "could not" in text or "ignored" in text]
+    if isinstance(place, Bucket):  # its key is no step's: a step 9 can be saved beside it
+        assert not told
+    else:
+        words = f"{place / step_name(9)} is a file, not the directory of a step: it is ignored"
+        assert told == [words] * len(found)
+        with pytest.raises(StorageError, match="Not a directory"):
+            Checkpoints(place, coordinator=LocalJob(1).coordinators[0]).save(9, state(9))
+        assert (place / step_name(9)).read_text() == "notes"
 
 
 def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, caplog):
