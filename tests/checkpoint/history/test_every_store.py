@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
 from datetime import timedelta
 
 import numpy as np
@@ -199,3 +201,15 @@ def test_a_target_with_the_parameters_alone_is_restored_by_a_word(place, job):
         return [back.keys(), again.keys(), back["params"]["w"].tolist(), first]
 
     assert all(found == [{"params"}, {"params"}, [1.0] * 4, 8] for found in job(run))
+
+
+def test_what_was_given_as_json_is_json_again(place, job):
+    user = {"data": {"files": ["a", "b"], "seed": None}, "rate": 0.5}
+
+    def run(coordinator):
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1), user=user, metrics={"loss": 0.5})
+            found = copy.deepcopy(ckpts.info())
+        return json.loads(json.dumps([found.user, found.metrics]))
+
+    assert all(found == [user, {"loss": 0.5}] for found in job(run))
