@@ -147,9 +147,10 @@ class TargetLeaf(NamedTuple):
 
     @property
     def line(self) -> str:
-        """One line to compare between processes."""
-        what = f" {self.dtype or self.impl}{list(self.shape)}" if self.shape is not None else ""
-        return f"{self.name}:{what} {self.text}".rstrip()
+        """One line to compare between processes: `w: float32[8,4] data, - @ data=8`."""
+        kind = f"key<{self.impl}>" if self.impl else self.dtype or "any"
+        dims = "*" if self.shape is None else ",".join(map(str, self.shape))
+        return f"{self.name}: {kind}[{dims}] {self.text}".rstrip()
 
 
 class Wish(NamedTuple):
