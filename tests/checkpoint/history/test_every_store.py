@@ -7,6 +7,7 @@ import itertools
 import json
 from datetime import timedelta
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,7 +18,9 @@ from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
+from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store.step_names import step_name
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     NotCommittedError,
     RestoreMismatchError,
@@ -201,6 +204,41 @@ def test_a_target_with_the_parameters_alone_is_restored_by_a_word(place, job):
         return [back.keys(), again.keys(), back["params"]["w"].tolist(), first]
 
     assert all(found == [{"params"}, {"params"}, [1.0] * 4, 8] for found in job(run))
+
+
+def test_each_process_has_a_key_of_its_own(place, job):
+    def run(coordinator):
+        keys = jax.random.split(jax.random.key(coordinator.process, impl="rbg"), 3)
+        own = PerProcess({"keys": keys, "step": 7, "old": np.asarray(jax.random.PRNGKey(1))})
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(1, {"rng": own})
+            for target in (None, {"rng": own}):
+                back = ckpts.restore(target=target)["rng"].value
+                assert back["keys"].dtype == keys.dtype
+                assert jax.random.bits(back["keys"][2]) == jax.random.bits(keys[2])
+            again, first = ckpts.resume({"rng": own}, None)
+        return jax.random.key_data(again["rng"].value["keys"]).tolist(), first
+
+    found = job(run)
+    for process, one in enumerate(found):
+        keys = jax.random.split(jax.random.key(process, impl="rbg"), 3)
+        assert one == (jax.random.key_data(keys).tolist(), 2)
+
+
+def test_what_a_process_cannot_have_of_its_own_is_told_what_fits_there(place, job):
+    one = {"a": object(), "b": PerProcess(1), "c": jax.numpy.ones(2), "d": jax.random.key(0)}
+
+    def run(coordinator):
+        with pytest.raises(UsageTypeError) as caught:
+            save.on(coordinator, store_at(place, ""), {"own": PerProcess(one)})
+        return caught.value.problems
+
+    for problems in job(run):
+        assert [*problems] == [
+            "own: a: is an object; pass NumPy arrays, numbers, str, bytes, PRNG keys or None",
+            "own: b: is a PerProcess in another; pass its .value",
+            "own: c: is an ArrayImpl; save np.asarray(…) of it",
+        ]
 
 
 def test_what_was_given_as_json_is_json_again(place, job):
