@@ -262,6 +262,9 @@ class MemoryFolder:
         self.disk.note(Names(self.host, self._chain()[-2], ((self._parts[-1], None),)))
         return True
 
+    def is_file(self) -> bool:
+        return False
+
     def is_link(self) -> bool:
         return False
 

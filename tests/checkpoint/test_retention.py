@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,21 @@ def test_the_best_are_better_than_the_rest(saved, n, mode):
     assert not worst or not rest or max(worst) <= min(rest)
 
 
+@given(HISTORIES, st.lists(st.sampled_from(["loss", "speed"]), min_size=1, max_size=2))
+def test_best_alone_deletes_no_step_that_it_does_not_rank(saved, names):
+    rest = {one.step for one in saved if not set(names) & set(one.metrics)}
+    alone = Best(1, names[0]) if len(names) == 1 else Best(1, names[0]) | Best(1, names[1])
+    ranked = [one for one in saved if one.step not in rest]
+    newest = {one.step for one in saved[-1:]}
+    expected = {one.step for one in ranked if not one.is_pinned} - alone.kept(ranked) - newest
+    assert set(doomed(saved, alone)) == expected
+    for beside in (Last(3), Pinned()):
+        keep = alone | beside
+        kept = keep.kept(saved) | newest
+        stays = kept | {one.step for one in saved if one.is_pinned}
+        assert {one.step for one in saved} - set(doomed(saved, keep)) == stays
+
+
 def test_of_equal_ones_the_newer_is_better():
     saved = [Saved(step, 0.0, {"loss": 1.0}) for step in (1, 2, 3)]
     assert Best(2, "loss").kept(saved) == {2, 3}
@@ -106,8 +122,10 @@ def test_no_policy_keeps_everything():
 
 def test_a_number_means_the_last():
     assert policy_of(3) == Last(3)
-    assert (EverySteps(5) | 3).policies == (EverySteps(5), Last(3))
-    assert (3 | EverySteps(5)).policies == (EverySteps(5), Last(3))
+    assert policy_of(EverySteps(5) | 3).policies == (EverySteps(5), Last(3))
+    assert policy_of(3 | EverySteps(5)).policies == (EverySteps(5), Last(3))
+    saved = [Saved(step, 0.0) for step in range(8)]
+    assert (EverySteps(5) | 3).kept(saved) == {0, 5, 6, 7}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +137,7 @@ def test_a_number_means_the_last():
         (lambda: EverySeconds(math.nan), "s=nan must be a positive number"),
         (lambda: Best(1, "loss", "mim"), "did you mean 'min'"),
         (lambda: policy_of(0), "^keep=0 must be at least 1: the newest .* None keeps all"),
-        (lambda: Last(2) | -1, "^keep=-1 must be at least 1"),
+        (lambda: Checkpoints("never-made", keep=Last(2) | -1), "^keep=-1 must be at least 1"),
         (lambda: Checkpoints("never-made", keep=0), "keep=0 must be at least 1"),
     ],
 )
@@ -146,9 +164,44 @@ def test_wrong_types_are_refused(build):
         build()
 
 
-def test_a_policy_of_ones_own():
-    class Even(Keep):
-        def kept(self, saved):
-            return frozenset(one.step for one in saved if one.step % 2 == 0)
+class Own(Keep):
+    """A policy of the user's own, which returns what it is given."""
 
-    assert doomed([Saved(step, 0.0) for step in range(6)], Even() | 1) == (1, 3)
+    def __init__(self, found):
+        self.found = found
+
+    def kept(self, saved):
+        return self.found(saved)
+
+
+def even(saved):
+    return (one.step for one in saved if one.step % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "collect", [frozenset, set, list, tuple, dict.fromkeys, lambda it: np.array([*it], np.int32)]
+)
+def test_a_policy_of_ones_own_returns_any_collection(collect):
+    saved = [Saved(step, 0.0) for step in range(7)]
+    keep = Own(lambda saved: collect(even(saved)))
+    assert doomed(saved, keep) == doomed(saved, keep | 1) == (1, 3, 5)
+    assert doomed(saved, Own(lambda saved: [100, 2])) == (0, 1, 3, 4, 5), "100 may come later"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda saved: None,
+        lambda saved: True,
+        lambda saved: 3,
+        lambda saved: "3",
+        even,
+        list,  # of Saved
+        lambda saved: [one.step % 2 == 0 for one in saved],  # as orbax's
+        lambda saved: [float(one.step) for one in saved],
+    ],
+)
+def test_anything_else_is_refused_by_name(found):
+    for keep in (Own(found), Own(found) | Last(2)):
+        with pytest.raises(UsageTypeError, match=r"^keep=Own\(\): kept\(\) returned"):
+            doomed([Saved(step, 0.0) for step in range(6)], keep)

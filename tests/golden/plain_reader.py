@@ -188,6 +188,6 @@ def blob(data):
     arrays = safetensors.numpy.load(data)
     keys = json.loads(said["tree"])["keys"]
     return {
-        key: arrays[key] if leaf[0] == "array" else inline(*leaf)
+        key: arrays[key] if leaf[0] in ("array", "key") else inline(*leaf)
         for key, leaf in zip(keys, json.loads(said["leaves"]), strict=True)
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -106,12 +108,23 @@ def test_a_target_made_of_it(path):
     assert type(back["own"]) is shoal.PerProcess
 
 
-def test_it_cannot_be_changed_and_prints_as_a_table(path):
+def test_it_is_copied_pickled_and_json_as_what_was_saved(tmp_path):
+    user = {"a": {"b": [1, 2.5, {"c": None}], "d": True}, "name": "blue"}
+    with shoal.Checkpoints(tmp_path) as ckpts:
+        ckpts.save(1, {"w": np.ones(2), "n": 3}, user=user, metrics={"loss": 0.5, "hits": 3})
+        found = ckpts.info()
+    assert json.loads(json.dumps(found.user)) == user
+    assert json.loads(json.dumps(found.metrics)) == {"loss": 0.5, "hits": 3}
+    assert json.loads(json.dumps(found.by)) == found.by
+    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert copied == found
+        assert str(copied) == str(found)
+        copied.user["a"]["b"].append(4)
+    assert found.user == ckpts.info().user == user
+
+
+def test_it_prints_as_a_table(path):
     found = shoal.checkpoint_info(path)
-    with pytest.raises(TypeError):
-        found.leaves["new"] = found.leaves["w"]
-    with pytest.raises(TypeError):
-        found.user["new"] = 1
     lines = str(found).splitlines()
     assert lines[0].startswith(f"{path}: 9 leaves, ")
     assert lines[-1].split(maxsplit=2)[:2] == ["w", "float32[8,4]"]

@@ -284,7 +284,7 @@ def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch
 
     def retain(*_, **__):
         go_on.wait(PATIENCE_S)
-        return saved_steps.Retained([], 0)
+        return saved_steps.Retained([], 0, [])
 
     monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
@@ -371,7 +371,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
     def retain(*_, **__):
         assert waits.wait(PATIENCE_S)
         seen.append((alone.progress.is_waiting, alone.progress.place))
-        return saved_steps.Retained([], 0)
+        return saved_steps.Retained([], 0, [])
 
     monkeypatch.setattr(Progress, "begin_wait", coming)
     monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)
@@ -422,21 +422,27 @@ def test_metrics_that_keep_cannot_rank_are_refused_before_anything_is_written(
         Best(1, "loss", missing_ok=1)
 
 
-def test_a_metric_of_some_steps_alone_and_saves_without_any(tmp_path, alone, caplog):
+@pytest.mark.parametrize("beside", [None, Last(1)])
+def test_a_metric_of_some_steps_alone_and_saves_without_any(tmp_path, alone, caplog, beside):
     """In an emergency there is no metric at hand, and the state must not be lost."""
-    with Checkpoints(tmp_path, keep=Best(1, "loss", missing_ok=True), coordinator=alone) as ckpts:
+    keep = Best(1, "loss", missing_ok=True) | (beside or Best(1, "loss", missing_ok=True))
+    with Checkpoints(tmp_path, keep=keep, coordinator=alone) as ckpts:
         for step, metrics in enumerate([{"loss": 1.0}, {"rate": 0.1}, None, {"loss": 2.0}]):
             ckpts.save(step, state(step), metrics=metrics)
-    assert ckpts.all_steps() == (0, 3)
+    assert ckpts.all_steps() == ((0, 3) if beside else (0, 1, 2, 3))
     assert not caplog.messages
-    with Checkpoints(tmp_path / "other", keep=Best(1, "loss"), coordinator=alone) as ckpts:
+    keep = Best(1, "loss") | (beside or Best(1, "loss"))
+    with Checkpoints(tmp_path / "other", keep=keep, coordinator=alone) as ckpts:
         ckpts.save(0, state(0))
         ckpts.save(1, state(1))
         alone.give_notice(ReceivedNotice("drained", "a test", 60.0))
         ckpts.save(2, state(2), metrics={"los": 1.0})
-    assert ckpts.all_steps() == (2,)
-    (warning,) = caplog.messages
-    assert "save(0): keep=Best(1, 'loss'): the metrics have no 'loss', but nothing" in warning
+    assert ckpts.all_steps() == ((2,) if beside else (0, 1, 2))
+    if beside:
+        (warning,) = caplog.messages
+        assert "save(0): keep=Best(1, 'loss'): the metrics have no 'loss', but nothing" in warning
+    else:
+        assert not caplog.messages, "nothing is lost"
 
 
 NOTICE = ReceivedNotice("drained", "a test")

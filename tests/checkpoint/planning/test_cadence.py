@@ -12,6 +12,8 @@ from shoal.checkpoint.planning.policies import (
     EverySteps,
     Last,
     due_by_steps,
+    policy_of,
+    rule_text,
     rules_of,
     steps_to_look,
 )
@@ -43,6 +45,10 @@ def saved_by(every, steps, **options):
             decides.begin(step)
             saved.append(step)
     return saved
+
+
+def third(step):
+    return step == 3
 
 
 def test_every_tenth_step_ends_at_9_19_29():
@@ -118,7 +124,15 @@ def test_time_is_kept_within_a_few_steps_and_with_few_meetings(step_s, every_s):
 
 
 @given(
-    st.sampled_from([EverySeconds(5), EverySeconds(5) | EverySteps(4), EverySteps(4)]),
+    st.sampled_from(
+        [
+            EverySeconds(5),
+            EverySeconds(5) | EverySteps(4),
+            EverySteps(4),
+            third | EverySeconds(5),
+            EverySteps(4) | third | timedelta(seconds=5),
+        ]
+    ),
     st.integers(-1, 9),
     st.integers(1, 7),
     st.lists(st.floats(0.01, 9), min_size=3, max_size=60),
@@ -154,6 +168,56 @@ def test_rules_are_joined():
         EverySeconds(3),
     )
     assert saved_by(EverySteps(4) | EverySteps(6), range(13)) == [3, 5, 7, 11]
+
+
+@pytest.mark.parametrize(
+    ("build", "rules", "text"),
+    [
+        (lambda: EverySteps(9) | 4, (EverySteps(9), EverySteps(4)), "EverySteps(n=9) | 4"),
+        (lambda: 4 | EverySteps(9), (EverySteps(9), EverySteps(4)), "EverySteps(n=9) | 4"),
+        (
+            lambda: EverySteps(9) | timedelta(minutes=1) | timedelta(seconds=5),
+            (EverySteps(9), EverySeconds(5)),
+            "EverySteps(n=9) | datetime.timedelta(seconds=60) | datetime.timedelta(seconds=5)",
+        ),
+        (
+            lambda: timedelta(minutes=1) | EverySteps(9),
+            (EverySteps(9), EverySeconds(60)),
+            "EverySteps(n=9) | datetime.timedelta(seconds=60)",
+        ),
+        (
+            lambda: third | EverySeconds(60) | EverySteps(9),
+            (EverySteps(9), EverySeconds(60), third),
+            "EverySeconds(s=60) | third | EverySteps(n=9)",
+        ),
+    ],
+)
+def test_whatever_every_takes_alone_it_takes_joined(build, rules, text):
+    assert rules_of(build()) == rules
+    assert rule_text(build()) == text
+
+
+def test_a_function_joined_to_a_number_selects_more_steps():
+    assert saved_by(EverySteps(6) | third, range(13)) == [3, 5, 11]
+    assert saved_by(third | EverySteps(6) | 4, range(13)) == [3, 5, 7, 11]
+
+
+@pytest.mark.parametrize("every", [Last, "10", 2.5, None])
+def test_what_neither_keep_nor_every_takes_is_refused_where_it_is_joined(every):
+    with pytest.raises(UsageTypeError, match=r"in every= also a timedelta|keep: None"):
+        EverySteps(4) | every
+
+
+@pytest.mark.parametrize("every", [EverySteps(2) | Last(1), Last(1) | timedelta(seconds=1)])
+def test_policies_that_only_keep_takes_are_refused_by_every_by_name(every):
+    with pytest.raises(UsageTypeError, match=r"^every=.*Last\(n=1\)"):
+        rules_of(every)
+
+
+@pytest.mark.parametrize("keep", [EverySteps(2) | third, Last(1) | timedelta(seconds=1)])
+def test_rules_that_only_every_takes_are_refused_by_keep_by_name(keep):
+    with pytest.raises(UsageTypeError, match=r"^keep=(<function third|datetime.timedelta)"):
+        policy_of(keep)
 
 
 def test_the_next_look_is_never_far():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import random
+import re
 
 import numpy as np
 import pytest
@@ -107,15 +109,15 @@ def expected(saved, target, rename, only):
     spare = {s for s in saved if s not in used and not (only is not None and s in target)}
     spare -= {stored_name(rename, name) for name in target}
     universe = known | spare
-    patterns = ["**"] if only is None else only
+    patterns = ["**"] if only in (None, "target") else only
     out = [p for p in patterns if p.startswith("!") and p not in universe]
     gone = set().union(*(by_hand(p[1:], universe) for p in out))
     into = [p for p in patterns if p not in out]
     taken = set().union(*(by_hand(p, universe) for p in into)) if into else universe
-    taken = taken - gone
+    taken = known if only == "target" else taken - gone
     bad = {s for s in spare if s in taken}
     bad |= {name for name, unit in units.items() if not unit and name in taken}
-    if only is not None:
+    if only not in (None, "target"):
         bad |= {p for p in out if not by_hand(p[1:], universe)}
         bad |= {p for p in into if not by_hand(p, universe) - gone}
     bad |= {p for p in rename if not any(f"{n}/".startswith(f"{p}/") for n in target)}
@@ -126,6 +128,17 @@ def expected(saved, target, rename, only):
             result[name] = value
         result |= {n: saved[s] for n, s in chosen.items()}
     return result, bad
+
+
+ADVICE = re.compile(r"^only=((?!.*'!).*?)(?: or only='target')? restores what", re.MULTILINE)
+
+
+def is_named(error, name):
+    """Is a leaf, a pattern or a prefix in an error? Leaves of a subtree may be one line."""
+    if any(name in line for line in error.problems):
+        return True
+    tops = [line.partition(":")[0] for line in error.problems if "leaves are in the" in line]
+    return name in error.unexpected and any(name.startswith(f"{top}/") for top in tops)
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +163,17 @@ def test_what_is_restored_is_what_brute_force_restores(folder, seed):
             globs = [name.rpartition("/")[0] + "/**" for name in names if "/" in name]
             choice = draw.choices([*names, *globs, "**", "*", "**/w"], k=draw.randint(1, 3))
             only = sorted({draw.choice(["", "", "!"]) + pattern for pattern in choice})
+            only = draw.choice([only, only, only, "target"])
         result, bad = expected(saved, target, rename, only)
         options = {"only": only, "rename": rename or None}
         if bad:
             with pytest.raises(RestoreMismatchError) as caught:
                 restore(path, tree_of(target), **options)
-            problems = "\n".join(caught.value.problems)
-            assert all(name in problems for name in bad), (bad, problems)
+            assert all(is_named(caught.value, name) for name in bad), (bad, caught.value)
+            for advice in ADVICE.findall(str(caught.value)):
+                only = ast.literal_eval(advice)
+                only = [only] if isinstance(only, str) and only != "target" else only
+                assert expected(saved, target, rename, only)[1] <= set(rename), advice
             continue
         back = flat_of(restore(path, tree_of(target), **options))
         assert back == result
@@ -279,6 +296,71 @@ def test_a_leaf_that_is_too_many_names_the_way_to_leave_it_out(tmp_path):
     ):
         restore(tmp_path / "saved", {"w": 0})
     assert restore(tmp_path / "saved", {"w": 0}, only="!n") == {"w": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A state of which a target has the parameters: 3 of 603 leaves."""
+    path = tmp_path_factory.mktemp("trained") / "saved"
+    opt = {f"l{n}": {"mu": n, "nu": n} for n in range(299)}
+    hand_written.write(
+        path, {"params": {"a": 1, "b": {"c": 2, "d": 3}}, "opt": opt, "x": 1, "y": 2}
+    )
+    return path
+
+
+def test_a_target_with_the_parameters_alone_names_the_one_pattern(trained):
+    target = {"params": {"a": 0, "b": {"c": 0, "d": 0}}}
+    with pytest.raises(RestoreMismatchError) as caught:
+        restore(trained, target)
+    assert str(caught.value).splitlines() == [
+        "restore: the target does not match the checkpoint: 3 problems",
+        "  - opt: 598 leaves are in the checkpoint, not in the target",
+        "  - x: is in the checkpoint, not in the target",
+        "  - y: is in the checkpoint, not in the target",
+        "only='params/**' or only='target' restores what the target has",
+        "nothing was restored",
+    ]
+    assert len(caught.value.unexpected) == 600
+    for only in ("params/**", "target", ["target"]):
+        assert restore(trained, target, only=only) == {"params": {"a": 1, "b": {"c": 2, "d": 3}}}
+        assert plan_restore(trained, target, only=only).needed_bytes == 0
+
+
+def test_a_target_with_leaves_of_its_own_as_well_names_what_both_have(trained):
+    target = {"params": {"a": 0, "b": {"c": 0, "e": 5}}, "opt": {"l7": {"mu": 0, "nu": 0}}, "x": 0}
+    only = ["opt/l7/**", "params/a", "params/b/c", "x"]
+    for option in (None, "target"):
+        with pytest.raises(
+            RestoreMismatchError, match="params/b/e: is not in the checkp"
+        ) as caught:
+            restore(trained, target, only=option)
+        assert f"\nonly={only} restores what both have\n" in str(caught.value)
+    back = restore(trained, target, only=only)
+    assert back["params"] == {"a": 1, "b": {"c": 2, "e": 5}}
+    assert back["opt"] == {"l7": {"mu": 7, "nu": 7}}
+
+
+def test_of_many_subtrees_only_the_word_is_named(trained):
+    target = {"opt": {f"l{n}": {"mu": 0} for n in range(9)}}
+    with pytest.raises(RestoreMismatchError, match=r"\nonly='target' restores what the target has"):
+        restore(trained, target)
+    assert restore(trained, target, only="target")["opt"]["l8"] == {"mu": 8}
+
+
+def test_a_leaf_that_is_called_target_is_no_word(tmp_path):
+    hand_written.write(tmp_path / "saved", {"online": 1, "target": 2, "step": 3})
+    target = {"online": 0, "target": 0}
+    assert restore(tmp_path / "saved", target, only="target") == {"online": 0, "target": 2}
+    with pytest.raises(RestoreMismatchError, match="only='!step' leaves it out"):
+        restore(tmp_path / "saved", target)
+
+
+def test_the_word_is_of_a_target_and_stands_in_no_list(trained):
+    with pytest.raises(RestoreMismatchError, match=r"only='target' takes .*no target was given"):
+        restore(trained, only="target")
+    with pytest.raises(RestoreMismatchError, match=r"only='target' takes no leaf"):
+        restore(trained, {"x": 0}, only=["target", "x"])
 
 
 def test_the_way_to_leave_a_leaf_out_holds_beside_one_that_is_called_like_it(tmp_path):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from checkpoint import hand_written
 from collectives.thread_jobs import run_all
+from shoal.arrays.named_sharding import named_sharding
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore
@@ -22,6 +24,8 @@ from shoal.errors import (
     StorageError,
     UsageError,
 )
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
 from shoal.runtime.client.in_process import LocalJob
 
 TREE = {"w": np.arange(300_000.0), "n": 3}
@@ -142,6 +146,37 @@ def test_targets_and_options_must_agree(saved):
     all_are(found, DivergenceError, "only=")
     found = all_are(restore_all(saved, bad, bad, bad), RestoreMismatchError, "has shape (300000,)")
     assert {error.wrong_shape for error in found} == {("w",)}
+
+
+MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
+ON_X, ON_Y = Layout(MESH, "x"), Layout(MESH, "y")
+
+
+def like(dtype, layout, count=300_000):
+    return jax.ShapeDtypeStruct((count,), dtype, sharding=named_sharding(layout))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "what"),
+    [
+        (ON_X, ON_Y, "layouts"),
+        (ON_X, Layout(MESH, ("x", "y")), "layouts"),
+        (ON_X, MESH, "layouts"),
+        (ON_X, "stored", "layouts"),
+        (MESH, Mesh({"x": 2, "y": 4}, kind="cpu"), "layouts"),
+        (like("float64", ON_X), like("float64", ON_Y), "layouts"),
+        (like("float64", ON_X), np.zeros(300_000), "layouts"),
+        (like("float64", ON_X), like("float32", ON_Y), "dtypes"),
+        (like("float64", ON_X), like("float64", ON_X, 8), "shapes"),
+    ],
+)
+def test_what_differs_between_targets_is_named(saved, one, other, what):
+    with jax.enable_x64(True):
+        found = restore_all(saved, *({"w": place, "n": 0} for place in (one, one, other)))
+    words = f"processes gave restore 'same' different {what}\n"
+    assert {type(error) for error in found} == {DivergenceError}
+    assert all(words in str(error) for error in found), found[0]
+    assert str(found[0]).endswith("\nrestore needs the same target and options on every process.")
 
 
 def test_values_of_other_processes(tmp_path):

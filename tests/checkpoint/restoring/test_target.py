@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec as P
 
 from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
@@ -99,3 +101,13 @@ def test_a_spec_of_more_dims_than_the_leaf_has(path):
     place = NamedSharding(jax_mesh(MESH), PartitionSpec("x", None, "y"))
     with pytest.raises(RestoreMismatchError, match=r"params/w: P\(.*\) has 3 entries for 1 dims"):
         restore(path, {"params": {"w": place}}, only="params/w")
+
+
+@pytest.mark.parametrize("spec", [P("x", None), P(None, "x"), P(None, None)])
+def test_surplus_dims_of_a_spec_are_refused_though_they_split_nothing(path, spec):
+    """JAX refuses such an array in jit, device_put and describe."""
+    place = NamedSharding(jax_mesh(MESH), spec)
+    told = rf"params/b: {re.escape(str(spec))} has 2 entries for 1 dims\n"
+    for target in (place, lambda name, x: place, {"params": {"w": place, "b": place}}):
+        with pytest.raises(RestoreMismatchError, match=told):
+            restore(path, target, only=["params/w", "params/b"])

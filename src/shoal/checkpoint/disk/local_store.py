@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,12 +22,15 @@ from shoal.paths import dangling_link
 
 _LOOK_S = 0.05
 
+_LOG = logging.getLogger("shoal")
+
 
 class LocalStore:
     """See `store.interface.Store`."""
 
     def __init__(self, folder: Folder | str | os.PathLike[str]) -> None:
         self._folder = LocalFolder(folder) if isinstance(folder, str | os.PathLike) else folder
+        self._ignored: set[int] = set()  # of which a warning has told
 
     def __repr__(self) -> str:
         return f"LocalStore({self.path!r})"
@@ -48,7 +52,21 @@ class LocalStore:
     def steps(self, first: int = 0) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
         found = sorted(step for name in self.names() if (step := step_of(name)) is not None)
-        return [(step, self.step(step)) for step in found if step >= first]
+        return [
+            (step, self.step(step))
+            for step in found
+            if step >= first and not self._is_ignored(step)
+        ]
+
+    def _is_ignored(self, step: int) -> bool:
+        """Return whether a file has the name of a step; warn of it, once."""
+        place = self._folder.folder(step_name(step))
+        if not place.is_file():
+            return False
+        if step not in self._ignored:
+            self._ignored.add(step)
+            _LOG.warning("%s is a file, not the directory of a step: it is ignored", place.path)
+        return True
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """See `Store.unsettled`. To look at a step costs as much as `recover`."""

@@ -73,6 +73,9 @@ class Folder(Protocol):
     def remove_folder(self) -> bool:
         """Remove this directory if it is empty and not a link; return whether it is gone."""
 
+    def is_file(self) -> bool:
+        """Is this a file, or a link to one, and no directory?"""
+
     def is_link(self) -> bool:
         """Is this a symbolic link to another folder?"""
 
@@ -260,6 +263,10 @@ class LocalFolder:
                 raise
             return True
         return False
+
+    def is_file(self) -> bool:
+        """See `Folder.is_file`."""
+        return os.path.isfile(self._path)
 
     def is_link(self) -> bool:
         """See `Folder.is_link`."""

@@ -1,4 +1,4 @@
-"""Serialize a per-process tree of plain values and NumPy arrays to bytes, without pickle.
+"""Serialize a per-process tree of plain values, NumPy arrays and PRNG keys, without pickle.
 
 The bytes are a small safetensors file: an entry for each array; the tree and all other values are
 JSON in its metadata.
@@ -7,6 +7,7 @@ JSON in its metadata.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,20 +23,28 @@ from shoal.checkpoint.tree.flatten import (
 )
 from shoal.checkpoint.tree.names import name_of
 from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
-from shoal.checkpoint.tree.plain_values import decode_value, kind_of
+from shoal.checkpoint.tree.plain_values import decode_value, kind_of, remedy
 from shoal.checkpoint.tree.plain_values import encode_value as value_json
-from shoal.errors import CorruptCheckpointError, UsageError, raise_all
+from shoal.errors import CorruptCheckpointError, UsageError, WrongType, raise_all
 
 _FORMAT = "shoal-values"
+_FITTING = "pass NumPy arrays, numbers, str, bytes, PRNG keys or None"
+
+Array = np.ndarray[Any, Any]
 
 
 def encode_tree(
-    tree: Any, nodes: Nodes | None = None, *, operation: str = "a process's own value"
+    tree: Any,
+    nodes: Nodes | None = None,
+    *,
+    words_of: Callable[[Any], tuple[str, Array] | None] = lambda _: None,
+    operation: str = "a process's own value",
 ) -> bytes:
-    """Serialize a tree of plain values and NumPy arrays.
+    """Serialize a tree of plain values, NumPy arrays and PRNG keys.
 
     Args:
       nodes: handles further node types, as for `flatten_tree`.
+      words_of: returns the implementation and the words of PRNG keys; None: it is no key.
 
     Raises:
       UsageError: a leaf is neither; names all offenders.
@@ -43,13 +52,23 @@ def encode_tree(
     leaves, structure = flatten_tree(tree, nodes, operation=operation)
     problems: list[str] = []
     record: list[Any] = []
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Array] = {}
     for path, value in leaves:
         name = name_of(path)
         try:
             if type(value) is np.ndarray:
                 record.append(["array", dtypes.dtype_name(value.dtype), list(value.shape)])
                 arrays[name] = value
+            elif (key := words_of(value)) is not None:
+                impl, words = key
+                record.append(["key", dtypes.dtype_name(words.dtype), list(words.shape), impl])
+                arrays[name] = words
+            elif isinstance(value, PerProcess):
+                problems.append(WrongType(f"{name}: is a PerProcess in another; pass its .value"))
+            elif kind_of(value) is None:
+                problems.append(
+                    WrongType(f"{name}: {remedy(value, can_register=False, known=_FITTING)}")
+                )
             else:
                 record.append([kind_of(value), value_json(value)])
         except UsageError as why:
@@ -72,6 +91,7 @@ def decode_tree(
     blob: bytes | memoryview,
     nodes: Nodes | None = None,
     *,
+    wrap: Callable[[Array, str], Any] = lambda words, impl: words,
     like: PerProcess | None = None,
     file: str = "",
 ) -> Any:
@@ -79,6 +99,7 @@ def decode_tree(
 
     Args:
       nodes: as for `unflatten_tree`.
+      wrap: returns PRNG keys of their words and implementation.
       like: holds a tree whose classes it takes; None: the classes of their names.
       file: where the bytes come from, for errors.
 
@@ -99,7 +120,7 @@ def decode_tree(
     leaves = []
     for name, one in zip(names_of(structure), record, strict=True):
         try:
-            leaves.append(_leaf(one, entries.pop(name, None), view[parsed.num_bytes :]))
+            leaves.append(_leaf(one, entries.pop(name, None), view[parsed.num_bytes :], wrap))
         except (UsageError, ValueError, TypeError) as why:
             words = f"{file}: {name[:100]}: {why}"
             raise CorruptCheckpointError(words, file=file, leaf=name) from None
@@ -112,9 +133,16 @@ def decode_tree(
     return unflatten_like(structure, leaves, like.value, nodes)
 
 
-def _leaf(record: Any, entry: header.Entry | None, data: memoryview) -> Any:
+def _leaf(
+    record: Any,
+    entry: header.Entry | None,
+    data: memoryview,
+    wrap: Callable[[Array, str], Any],
+) -> Any:
     if type(record) is list and len(record) == 2 and type(record[0]) is str and entry is None:
         return decode_value(record[0], record[1])
+    if type(record) is list and len(record) == 4 and record[0] == "key" and type(record[3]) is str:
+        return wrap(_leaf(["array", *record[1:3]], entry, data, wrap), record[3])
     if type(record) is not list or len(record) != 3 or record[0] != "array" or entry is None:
         raise UsageError("is neither an array nor a plain value")
     if type(record[1]) is not str or type(record[2]) is not list or {*map(type, record[2])} - {int}:

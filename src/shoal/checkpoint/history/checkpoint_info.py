@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,15 +47,15 @@ class CheckpointInfo:
     step: int | None
     attempt: str  # id of the save
     saved_ns: int  # when the save began, since 1970, UTC
-    by: Mapping[str, str]  # versions: shoal, numpy, jax
+    by: dict[str, str]  # versions: shoal, numpy, jax
     processes: int  # number of processes that saved it
     mesh: str  # as `Mesh.parse` reads it; "" if there was none
     bytes: int  # of all data files
     files: int  # with data
     pinned: bool
-    metrics: Mapping[str, float]
-    user: Mapping[str, Any]  # as given to `save(user=…)`
-    leaves: Mapping[str, SavedLeaf] = field(repr=False)  # by name, in the order of the tree
+    metrics: dict[str, float]
+    user: dict[str, Any]  # as given to `save(user=…)`
+    leaves: dict[str, SavedLeaf] = field(repr=False)  # by name, in the order of the tree
 
     def to_json(self) -> dict[str, Any]:
         """Return it as in `shoal ckpt show --json`."""
@@ -123,15 +121,15 @@ def info_of(store: Store) -> CheckpointInfo:
         step=commit.step,
         attempt=commit.attempt,
         saved_ns=commit.created_ns,
-        by=MappingProxyType(dict(manifest.writer)),
+        by=dict(manifest.writer),
         processes=manifest.num_processes,
         mesh=manifest.mesh,
         bytes=commit.data_bytes,
         files=commit.num_files,
         pinned=store.is_pinned,
-        metrics=MappingProxyType(dict(commit.metrics)),
-        user=MappingProxyType(dict(manifest.user)),
-        leaves=MappingProxyType(leaves),
+        metrics=dict(commit.metrics),
+        user=dict(manifest.user),
+        leaves=leaves,
     )
 
 

@@ -93,8 +93,8 @@ class Checkpoints(ReadOnlyHistory):
         `shoal.retention`, such as `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned
         steps are always kept.
       every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
-        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, several joined by
-        `|`, or a function of the step that returns the same on all processes; None: every step.
+        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, a function of the
+        step that returns the same on all processes, or several joined by `|`; None: every step.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
@@ -305,7 +305,7 @@ class Checkpoints(ReadOnlyHistory):
         ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
         found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
-            raise none_left(self._root, self._saver.damaged)
+            raise saved_steps.none_saved(self._root)
         return found[1]
 
     @collective("processes")
@@ -351,9 +351,10 @@ class Checkpoints(ReadOnlyHistory):
         Returns:
           The state, and the step after the restored one; 0 if nothing was restored.
 
-        Raises: as `restore`, but for NotCommittedError. RestoreMismatchError also if the state
-          could not be restored again, or `init` makes another; UsageError if it cannot be saved.
-          DivergenceError also if targets or options differ while nothing is saved.
+        Raises: as `restore`. NotCommittedError only with `skip_corrupt`, if steps are saved and all
+          are damaged. RestoreMismatchError also if the state could not be restored again, or `init`
+          makes another; UsageError if it cannot be saved. DivergenceError also if targets or
+          options differ while nothing is saved.
         """
         from shoal.checkpoint.restoring.restore import request_of
 
@@ -556,7 +557,7 @@ def restored(
 ) -> tuple[int, Any] | None:
     """Restore a step, or with None the newest; return it and the result of `restore`.
 
-    None if there is no step. With `skip_corrupt`, a step with any damage, in COMMIT or in any byte
+    None if no step is saved. With `skip_corrupt`, a step with any damage, in COMMIT or in any byte
     read, is skipped: all processes warn, and take the one before. If the newest step is deleted
     while it is read, since another job has saved later ones, the newest of these is restored.
 
@@ -568,7 +569,8 @@ def restored(
 
     Raises:
       CorruptCheckpointError: on all: the step is damaged, and was named or `skip_corrupt` is False.
-      UsageError: `step` is not a step number. NotCommittedError: on all: it is not saved.
+      UsageError: `step` is not a step number.
+      NotCommittedError: on all: it is not saved; or steps are saved, and all are damaged.
     """
     check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
@@ -581,15 +583,19 @@ def restored(
     gone: tuple[int, CheckpointError] | None = None
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
-        step, step_and_state = from_lead(spec, partial(_look, root, skip_corrupt, [*passed]))
+        step, found = from_lead(spec, partial(_look, root, skip_corrupt, [*passed]))
         if gone is not None and step in (gone[0], None):  # it stands, or nothing else does
             raise gone[1]
-        faults = dict(step_and_state)
+        faults = dict(found)
         _warn(faults)
+        passed |= dict.fromkeys(faults, DamagedPart(COMMIT, None))
+        damaged |= passed
+        if step is None and passed:
+            raise none_intact(root, passed)
+        if step is None:
+            return None
         try:
-            step_and_state = None if step is None else (step, restore(step))
-            damaged.pop(step, None)
-            return step_and_state
+            value = restore(step)
         except (
             NotCommittedError,
             NotSharedError,
@@ -600,10 +606,10 @@ def restored(
                 saved_steps.add_remedy(error)
                 raise
             _warn({step: str(error)})
-            passed[step] = DamagedPart(error.file, error.offset)
-        finally:
-            passed |= dict.fromkeys(faults, DamagedPart(COMMIT, None))
-            damaged |= passed
+            passed[step] = damaged[step] = DamagedPart(error.file, error.offset)
+        else:
+            damaged.pop(step, None)
+            return step, value
 
 
 def _look(
@@ -615,12 +621,14 @@ def _look(
     return None if one is None else one.step, list(faults.items())
 
 
-def none_left(root: Store, damaged: Collection[int]) -> NotCommittedError:
-    """Return the error for a history without a step to restore."""
-    if not damaged:
-        return saved_steps.none_saved(root)
+def none_intact(root: Store, damaged: Collection[int]) -> NotCommittedError:
+    """Return the error for a history of damaged steps alone: a run would begin anew beside them."""
     few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
-    detail = f"no intact step is saved: {few} are damaged"
+    are = "is damaged" if len(damaged) == 1 else "are damaged"
+    detail = (
+        f"no intact step is saved: {few} {are}\n"
+        "repair their directories; for a new run delete them (`delete(step)`), or pass another path"
+    )
     return NotCommittedError(f"{root.path}: {detail}", path=root.path)
 
 

@@ -17,7 +17,14 @@ from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
 from shoal.checkpoint.history.resumable import Asked
-from shoal.checkpoint.planning.policies import Keep, unranked
+from shoal.checkpoint.planning.policies import (
+    Keep,
+    Saved,
+    metrics_ranked,
+    not_ranked,
+    unranked,
+    wrong_kept,
+)
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
@@ -44,6 +51,7 @@ _LOG = logging.getLogger("shoal")
 _BLOCKED_S = 1.0  # log when a save waits this long for the previous one
 _ENTRY_BYTES = 200  # of a header, without the name
 _SPARE_BYTES = 1 << 20
+_MANY = 10  # steps without a metric, of which `Best` deletes none
 _LEAST_S = 1.0  # allowed to a save even if the notice leaves no time
 
 
@@ -92,6 +100,7 @@ class Saver:
         self._rate: Rate | None = None
         self._oldest = 0  # no step below it was there at the last retention
         self._is_unranked = False  # a warning has named a metric that a save lacks
+        self._is_of_many = False  # a warning has counted the steps that lack it
         self.asked: Asked | None = None  # of `resume`
         self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
@@ -117,7 +126,7 @@ class Saver:
         """
         with self._turn, self._coordinator.call("save", "main", self._group.named):
             settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S")
-            self._check_metrics(step, metrics)
+            self._check_keep(step, metrics)
             self._save(step, state, user, metrics, timeout_s, number)
 
     def _save(
@@ -165,12 +174,18 @@ class Saver:
             committed(total_bytes(state))
         self.settle(None)
 
-    def _check_metrics(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Refuse metrics that `keep` cannot rank; with an open notice the state comes first."""
-        lines = unranked(self._keep, metrics)
-        if metrics is not None and self._coordinator.stop.notice() is None:
-            raise_all(f"save({step})", lines)
-        elif lines and not self._is_unranked and self._coordinator.process == self._group.lead:
+    def _check_keep(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Refuse metrics that `keep` cannot rank, and a policy that returns no steps.
+
+        With an open notice the state comes first.
+        """
+        lines, one = unranked(self._keep, metrics), Saved(step, time.time(), metrics or {})
+        if self._coordinator.stop.notice() is None:
+            refused = [] if metrics is None else lines
+            raise_all(f"save({step})", [*wrong_kept(self._keep, one), *refused])
+        if not_ranked([one], self._keep):
+            return  # it is kept
+        if lines and not self._is_unranked and self._coordinator.process == self._group.lead:
             self._is_unranked = True
             _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
 
@@ -333,6 +348,7 @@ class Saver:
                 damaged=self.damaged, first=min(self._oldest, step),
             )  # fmt: skip
             self._oldest = done.oldest
+            self._warn_of_many(step, len(not_ranked(done.judged, keep)))
             return done.deleted
 
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
@@ -347,6 +363,17 @@ class Saver:
         else:
             if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+    def _warn_of_many(self, step: int, count: int) -> None:
+        """Warn, once, of many steps that only wait to be ranked."""
+        if count > _MANY and not self._is_of_many:
+            self._is_of_many = True
+            names = " or ".join(map(repr, sorted(metrics_ranked(self._keep))))
+            _LOG.warning(
+                "step %d is saved: keep= has only Best(…), which never deletes a step without %s; "
+                "there are %d; to delete old ones, write keep=Best(…) | Last(3)",
+                step, names, count,
+            )  # fmt: skip
 
 
 def _room_for(root: Store, step: int, piece: DamagedPart) -> str:

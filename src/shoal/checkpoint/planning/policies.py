@@ -11,12 +11,12 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from shoal.arguments import as_integer, count, not_flags, seconds
+from shoal.arguments import as_integer, count, not_flags, seconds, shown
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
@@ -47,23 +47,37 @@ class Saved(NamedTuple):
 
 
 class Keep(ABC):
-    """A retention policy."""
+    """A retention policy. For one of your own, define `kept` in a subclass.
+
+    >>> class Thousands(Keep):
+    ...     def kept(self, saved):
+    ...         return [one.step for one in saved if one.step % 1000 == 0]
+    >>> doomed([Saved(step, 0.0) for step in (500, 1000, 1500, 2000)], Thousands() | Last(1))
+    (500, 1500)
+    """
 
     @abstractmethod
-    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
-        """Return the steps to keep out of all saved ones, which are sorted."""
+    def kept(self, saved: Sequence[Saved]) -> Collection[int]:
+        """Return the steps to keep out of all saved ones, which are sorted.
 
-    def __or__(self, other: Keep | int) -> AnyOf:
-        """Keep what either keeps."""
-        right = policy_of(other)
-        if right is None:
+        Before a save, each process calls it with the new step alone, to check what it returns;
+        after the commit, process 0 calls it with all steps. It may return steps that are not saved.
+        """
+
+    def __or__(self, other: Keep | Rule | int | timedelta) -> AnyOf:
+        """Keep what either keeps; in `every`, save what either selects.
+
+        What else than a policy is joined is parsed where it is used: 4 is `Last(4)` in `keep`, and
+        `EverySteps(4)` in `every`.
+        """
+        if other is None:
             raise UsageTypeError("keep: None keeps every step; leave the rest out")
-        parts = (
-            part
-            for one in (self, right)
-            for part in (one.policies if isinstance(one, AnyOf) else (one,))
-        )
-        return AnyOf(tuple(parts))
+        if not (_is_plain_rule(other) or isinstance(other, Keep)):
+            raise UsageTypeError(
+                f"{self!r} | {other!r}: the right side must be a number of steps, or a policy; in "
+                "every= also a timedelta, or a function of the step"
+            )
+        return AnyOf((*_parts(self), *_parts(other)))
 
     __ror__ = __or__
 
@@ -142,14 +156,17 @@ class EverySeconds(Keep):
 @local
 @dataclass(frozen=True)
 class Best(Keep):
-    """Keep the `n` steps with the best `metric`, as given to `save(metrics=…)`.
+    """Of the steps with a `metric`, as given to `save(metrics=…)`, keep the `n` best.
 
     Local.
 
-    Steps without the metric, or with NaN, do not count. Of equals the newer is better. A save
-    whose metrics lack this one is refused, for a misspelled name would have the best step deleted;
-    `missing_ok` permits it, where it is evaluated at some steps alone. A save without metrics is
-    not refused.
+    NaN is worse than any number, and never among the best. Of equals the newer is better. Steps
+    without the metric are not ranked: they are kept, unless another policy is joined by `|`, which
+    then decides about them: `Best(2, "loss") | Last(3)`. Policies that rank by several metrics keep
+    the steps that have none of these.
+
+    A save whose metrics lack this one is refused, since the name may be misspelled; `missing_ok`
+    permits it, where it is evaluated at some steps alone. A save without metrics is not refused.
 
     >>> losses = [0.9, 0.3, 0.5]
     >>> saved = [Saved(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)]
@@ -202,11 +219,12 @@ class Pinned(Keep):
 class AnyOf(Keep):
     """Keep what any of these policies keeps; the result of `|`."""
 
-    policies: tuple[Keep, ...]
+    policies: tuple[Any, ...]  # as given: a number means another policy in `keep` than in `every`
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return frozenset().union(*(policy.kept(saved) for policy in self.policies))
+        policies = filter(None, map(policy_of, self.policies))
+        return frozenset().union(*(steps_kept(policy, saved) for policy in policies))
 
 
 def policy_of(keep: object) -> Keep | None:
@@ -215,6 +233,8 @@ def policy_of(keep: object) -> Keep | None:
     Raises:
       UsageError: it is neither a policy nor an integer of at least 1.
     """
+    if isinstance(keep, AnyOf):
+        return AnyOf(tuple(map(policy_of, keep.policies)))
     if keep is None or isinstance(keep, Keep):
         return keep
     number = as_integer(keep)
@@ -229,6 +249,37 @@ def policy_of(keep: object) -> Keep | None:
     return Last(number)
 
 
+def steps_kept(keep: Keep, saved: Sequence[Saved]) -> frozenset[int]:
+    """Return what a policy keeps.
+
+    Raises:
+      UsageTypeError: its `kept` does not return a collection of steps.
+    """
+    found: object = keep.kept(saved)
+    steps = [*map(as_integer, found)] if isinstance(found, Collection) else [None]
+    if None in steps:
+        raise UsageTypeError(
+            f"keep={keep!r}: kept() returned {shown(found)}, not a collection of step numbers, "
+            "such as [one.step for one in saved if one.step % 1000 == 0]"
+        )
+    return frozenset(step for step in steps if step is not None)
+
+
+def wrong_kept(keep: Keep | None, one: Saved) -> list[str]:
+    """Return why a policy of the user's own is refused, from what it returns of one step alone.
+
+    What it raises is not reported: it may need the steps that are saved, as after the commit.
+    """
+    try:
+        if keep is not None:
+            steps_kept(keep, [one])
+    except UsageTypeError as error:
+        return [WrongType(str(error))]
+    except Exception:  # noqa: BLE001 - of the user's function
+        return []
+    return []
+
+
 def unranked(keep: Keep | None, metrics: object) -> list[str]:
     """Return a line for each policy whose metric a save lacks, so that it cannot rank the step.
 
@@ -237,13 +288,34 @@ def unranked(keep: Keep | None, metrics: object) -> list[str]:
     """
     given = metrics if isinstance(metrics, Mapping) else {}
     known = ", ".join(sorted(map(str, given))[:_MOST_NAMED]) or "nothing"
-    policies = keep.policies if isinstance(keep, AnyOf) else (keep,)
     return [
         f"keep=Best({one.n}, {one.metric!r}): the metrics have no {one.metric!r}, but {known}"
         f"{nearest(one.metric, map(str, given))}"
-        for one in policies
+        for one in _parts(keep)
         if isinstance(one, Best) and one.metric not in given and not one.missing_ok
     ]
+
+
+def metrics_ranked(keep: Keep | None) -> frozenset[str]:
+    """Return the metrics by which `keep` ranks steps, if it does nothing else.
+
+    Steps with none of these are kept.
+
+    >>> metrics_ranked(Best(2, "loss")), metrics_ranked(Best(2, "loss") | Last(3))
+    (frozenset({'loss'}), frozenset())
+    """
+    ranks = [one.metric for one in _parts(keep) if isinstance(one, Best)]
+    return frozenset(ranks if len(ranks) == len(_parts(keep)) else ())
+
+
+def not_ranked(saved: Iterable[Saved], keep: Keep | None) -> frozenset[int]:
+    """Return the steps that are kept because they have no metric that `keep` ranks by."""
+    names = metrics_ranked(keep)
+    return frozenset(one.step for one in saved if names and names.isdisjoint(one.metrics))
+
+
+def _parts(joined: object) -> tuple[Any, ...]:
+    return joined.policies if isinstance(joined, AnyOf) else (joined,)
 
 
 def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
@@ -257,7 +329,7 @@ def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
     ordered = sorted(saved, key=lambda one: one.step)
     if keep is None or not ordered:
         return ()
-    stays = keep.kept(ordered) | {ordered[-1].step}
+    stays = steps_kept(keep, ordered) | not_ranked(ordered, keep) | {ordered[-1].step}
     return tuple(one.step for one in ordered if not (one.is_pinned or one.step in stays))
 
 
@@ -364,7 +436,10 @@ class Cadence:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next step of the loop, if that goes on in equal strides, reads the clock."""
+        """Whether the next step of the loop, if that goes on in equal strides, reads the clock.
+
+        No function of the user is called for this: they come after the time.
+        """
         step = self._asked + self._stride
         if self._rules is None or step <= self.last:
             return False
@@ -422,25 +497,38 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
     """
     if every is None:
         return None
-    if isinstance(every, timedelta):
-        return (EverySeconds(every.total_seconds()),)
-    if (steps := as_integer(every)) is not None:
-        return (EverySteps(steps),)
-    parts: tuple[object, ...] = every.policies if isinstance(every, AnyOf) else (every,)
-    by_steps = [part for part in parts if isinstance(part, EverySteps)]
-    by_time = [part for part in parts if isinstance(part, EverySeconds)]
-    if len(by_steps) + len(by_time) == len(parts):
-        return (*by_steps, *sorted(by_time, key=lambda one: one.s)[:1])
-    if callable(every) and not isinstance(every, type | Keep):
-        return (every,)
-    raise UsageTypeError(
-        f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
-        "or a function of the step"
-    )
+    rules = [_rule(part) for part in _parts(every)]
+    if any(rule is None for rule in rules):
+        raise UsageTypeError(
+            f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
+            "a function of the step, or several of these joined by |"
+        )
+    by_steps = [rule for rule in rules if isinstance(rule, EverySteps)]
+    by_time = sorted((rule for rule in rules if isinstance(rule, EverySeconds)), key=lambda r: r.s)
+    others = [rule for rule in rules if rule and not isinstance(rule, Keep)]
+    return (*by_steps, *by_time[:1], *others)  # functions last: see `looks_next`
+
+
+def _rule(part: Any) -> Rule | None:
+    """Return a part of `every` as a rule; None: it is not one."""
+    if isinstance(part, timedelta):
+        return EverySeconds(part.total_seconds())
+    if (steps := as_integer(part)) is not None:
+        return EverySteps(steps)
+    is_rule = isinstance(part, EverySteps | EverySeconds) or _is_plain_rule(part)
+    return part if is_rule else None
+
+
+def _is_plain_rule(part: object) -> bool:
+    """Return whether it is a number, a time or a function, which `|` joins to a policy."""
+    is_function = callable(part) and not isinstance(part, type | Keep)
+    return is_function or isinstance(part, timedelta) or as_integer(part) is not None
 
 
 def rule_text(every: object) -> str:
     """Return the text of a rule, equal on all processes for equal rules."""
+    if isinstance(every, AnyOf):
+        return " | ".join(map(rule_text, every.policies))
     if isinstance(every, Keep) or not callable(every):
         return repr(every)
     return str(getattr(every, "__qualname__", type(every).__qualname__))

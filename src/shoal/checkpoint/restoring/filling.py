@@ -174,11 +174,15 @@ def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any])
     Raises:
       UnsupportedCheckpointError: this JAX has no keys of that kind.
     """
+    return _keys(checkpoint.store.path, record.name, record.impl, list(record.words), wrap)
+
+
+def _keys(path: str, name: str, impl: str, words: Sequence[int], wrap: Callable[[], Any]) -> Any:
     try:
         return wrap()
     except (ValueError, TypeError, LookupError) as why:
-        path, kind = checkpoint.store.path, f"key<{record.impl}>"
-        detail = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
+        kind = f"key<{impl}>"
+        detail = f"{path}: {name}: this JAX makes no {kind} of {words} words"
         raise UnsupportedCheckpointError(f"{detail}: {why}", path=path, features=(kind,)) from None
 
 
@@ -231,12 +235,21 @@ def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
 def own_value(
     blob: memoryview, nodes: Nodes | None, like: PerProcess | None, name: str, path: str = ""
 ) -> PerProcess:
-    """Return a per-process value of its bytes.
+    """Return a per-process value of its bytes; without JAX, the words of its PRNG keys.
 
     Raises:
       UsageError: with `like`: it has a class that neither that has, nor the program.
+      UnsupportedCheckpointError: this JAX has no keys of a kind that it has.
     """
+
+    def wrap(words: Array, impl: str) -> Any:
+        try:
+            from shoal.collectives.leaves import wrap_key
+        except ImportError:
+            return words
+        return _keys(path, name, impl, list(words.shape[-1:]), lambda: wrap_key(words, impl))
+
     try:
-        return PerProcess(decode_tree(blob, nodes, like=like, file=f"{path}: {name}"))
+        return PerProcess(decode_tree(blob, nodes, wrap=wrap, like=like, file=f"{path}: {name}"))
     except UsageError as error:
         raise UsageError(f"restore: {name} has {error}") from None

@@ -90,7 +90,8 @@ def restore(
       only: names of leaves, or patterns such as "params/**" or "opt/*/mu"; with "!" before it, a
         pattern leaves out what it matches: `only="!last_batch/**"` is all but these. Other leaves
         come back as the target has them; without a target they are left out. A string that is the
-        name of a leaf takes that leaf alone, whatever characters it has.
+        name of a leaf takes that leaf alone, whatever characters it has. "target": the leaves of
+        the target, whatever else was saved.
       rename: prefixes of names of the target → those in the checkpoint, such as `{"enc":
         "encoder"}` ("" is the root), or a function of a name. If subtrees were renamed, the error
         prints the mapping that finds them.

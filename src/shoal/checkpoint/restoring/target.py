@@ -6,7 +6,7 @@ A *wish* is a leaf to restore. All mismatches are reported at once, before anyth
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
@@ -26,6 +26,7 @@ from shoal.plan.patterns import Selection, escaped, leaving_out
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
 _MOST_LISTED, _MOST_KEPT = 50, 8
 _MOST_GUESSED = 10  # names to suggest for
+_WORD = "target"  # as `only`: all leaves of the target, whatever else was saved
 _KINDS = {"none": "None", "per_process": "a PerProcess"}  # of leaves that stand for no other
 
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -73,9 +74,14 @@ class TargetOptions(NamedTuple):
         rest = "" if name == (prefix or ROOT) else name[len(prefix) :].lstrip("/")
         return f"{self.rename[prefix]}/{rest}".strip("/") or ROOT
 
-    def selection(self, names: Sequence[str]) -> Selection:
-        """Return which of the names `only` takes."""
-        return Selection(self.only, names)
+    def is_word(self, names: Iterable[str]) -> bool:
+        """Return whether `only` is "target", and no leaf is called so."""
+        return self.only == (_WORD,) and _WORD not in names
+
+    def selection(self, own: Sequence[str], others: Sequence[str] = ()) -> Selection:
+        """Return which of the names `only` takes: `own` of the target, or `others`."""
+        names = [*own, *others]
+        return Selection(own if self.is_word(names) else self.only, names)
 
     def idle(self, selection: Selection, names: Sequence[str]) -> list[str]:
         """Return a line for each pattern of `only` and prefix of `rename` that takes nothing.
@@ -110,6 +116,15 @@ def _prefixes(name: str) -> list[str]:
     return ["/".join(parts[: end + 1]) for end in range(len(parts))]
 
 
+def _top(name: str, above: Collection[str]) -> str:
+    """Return the highest node above a leaf, or the leaf, that is not `above` others.
+
+    >>> _top("opt/0/mu", {"opt", "params"})
+    'opt/0'
+    """
+    return next((one for one in _prefixes(name) if one not in above), name)
+
+
 class TargetLeaf(NamedTuple):
     """The requirements of one leaf of a target."""
 
@@ -132,9 +147,10 @@ class TargetLeaf(NamedTuple):
 
     @property
     def line(self) -> str:
-        """One line to compare between processes."""
-        what = f" {self.dtype or self.impl}{list(self.shape)}" if self.shape is not None else ""
-        return f"{self.name}:{what} {self.text}".rstrip()
+        """One line to compare between processes: `w: float32[8,4] data, - @ data=8`."""
+        kind = f"key<{self.impl}>" if self.impl else self.dtype or "any"
+        dims = "*" if self.shape is None else ",".join(map(str, self.shape))
+        return f"{self.name}: {kind}[{dims}] {self.text}".rstrip()
 
 
 class Wish(NamedTuple):
@@ -227,6 +243,8 @@ def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
       RestoreMismatchError: one of its patterns takes none.
     """
     names = [leaf.name for leaf in manifest.leaves]
+    if options.is_word(names):
+        raise mismatch([f"only={_WORD!r} takes what the target has, but no target was given"])
     selection = options.selection(names)
     if problems := options.idle(selection, ()):
         raise mismatch(problems)
@@ -283,7 +301,8 @@ class _Matching:
         others = self._others()
         pairs = zip(self.names, self.found, strict=True)
         own = [one for name, found in pairs for one in (found or (name,))]
-        self.selection = options.selection([*own, *others])
+        self.selection = options.selection(own, others)
+        self.known = {*own, *others}
         self.kinds["unexpected"] = [name for name in others if name in self.selection.names]
 
     def _found(self, target: TargetLeaf, stored: str) -> dict[str, int]:
@@ -438,7 +457,7 @@ class _Matching:
         self.kinds[kind].append(target.name)
         self.problems.append(f"{target.name}: {detail}")
 
-    def _unmatched(self) -> tuple[list[str], list[str]]:
+    def _unmatched(self) -> Unmatched:
         """Describe leaves that only the target or only the checkpoint has."""
         options, missing = self.options, {one.name for one in self.missing}
         spare = [leaf for n, leaf in enumerate(self.leaves) if n not in self.used]
@@ -454,15 +473,31 @@ class _Matching:
 
     def finish(self) -> None:
         """Raise if there are any problems."""
-        left: list[str] = []
-        if self.missing or self.kinds["unexpected"]:
-            lines, left = self._unmatched()
-            self.problems += lines
+        one = self._unmatched()
+        self.problems += one.lines
         self.problems += self.options.idle(self.selection, self.names)
         if self.problems:
-            missing = [one.name for one in self.missing]
-            remedy = self._keeping([*left, *self.others_own])
+            kept = [*one.missing, *self.others_own]
+            is_common = len(one.unexpected) > 1 or (kept and self.options.is_word(self.known))
+            remedy = self._in_both(one, kept) if is_common else self._keeping(kept)
+            missing = [leaf.name for leaf in self.missing]
             raise mismatch(self.problems, remedy, missing=missing, **self.kinds)
+
+    def _in_both(self, unmatched: Unmatched, kept: Sequence[str]) -> str:
+        """Return the `only=` that takes what both have; "" if a `rename=` would find more."""
+        both = self.selection.names.difference(kept, unmatched.unexpected)
+        if not both or ROOT in both or len(unmatched.missing) < len(self.missing):
+            return ""
+        is_whole = not kept and self.options.only is None
+        word = f"only={_WORD!r}" if is_whole and _WORD not in self.known else ""
+        above = {one for name in self.known - both for one in _prefixes(name)}
+        tops = dict.fromkeys(_top(name, above) for name in sorted(both))
+        only = [top if top in both else f"{escaped(top)}/**" for top in tops]
+        text = f"only={(only[0] if len(only) == 1 else only)!r}"
+        if len(only) > _MOST_KEPT:
+            text, word = word or "only='NAME/**', for each NAME that both have,", ""
+        what = "both have" if kept else "the target has"
+        return f"{' or '.join(filter(None, [text, word]))} restores what {what}"
 
     def _keeping(self, names: Sequence[str]) -> str:
         """Return the `only=` under which such leaves stay as the target has them."""
@@ -471,9 +506,7 @@ class _Matching:
             return ""
         own = {*self.names}
         above = {one for name in own.difference(names) for one in _prefixes(name)}
-        tops = dict.fromkeys(
-            next(one for one in _prefixes(name) if one not in above) for name in names
-        )
+        tops = dict.fromkeys(_top(name, above) for name in names)
         known = own.union(self.number)
         out = [leaving_out(top, known) if top in own else f"!{escaped(top)}/**" for top in tops]
         if len(out) > _MOST_KEPT:
@@ -527,14 +560,22 @@ class Spare(NamedTuple):
         return f"{name} ({dtype}[{','.join(map(str, shape))}])" if shape else f"{name} ({dtype})"
 
 
+class Unmatched(NamedTuple):
+    """Leaves that only the target or only the checkpoint has."""
+
+    lines: list[str]  # one per problem
+    missing: list[str]  # from the checkpoint; no `rename=` finds them
+    unexpected: list[str]  # in the checkpoint; no `rename=` uses them
+
+
 def problem_lines(
     missing: Sequence[Missing],
     spare: Spare,
     found: Sequence[str],
     rename: Mapping[str, str] | None,
     stored_name: Callable[[Mapping[str, str], str], str],
-) -> tuple[list[str], list[str]]:
-    """Return one line per problem, one for each renamed subtree; and what no `rename=` would find.
+) -> Unmatched:
+    """Return one line per problem, and one for each subtree that was renamed or is unexpected.
 
     Args:
       found: the leaves of the target that the checkpoint has.
@@ -562,11 +603,27 @@ def problem_lines(
         where = f" (as {one.stored})" if one.stored != one.name else ""
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
-    detail = "is in the checkpoint, not in the target"
-    names = {*found, *spare.all_names}
-    for name in unexpected:
-        lines.append(f"{name}: {detail}; only={leaving_out(name, names)!r} leaves it out")
-    return lines, [one.name for one in left]
+    lines += _unexpected(unexpected, {*found, *(one.name for one in missing)}, spare)
+    return Unmatched(lines, [one.name for one in left], unexpected)
+
+
+def _unexpected(names: Sequence[str], target: Collection[str], spare: Spare) -> list[str]:
+    """Describe leaves that the target lacks: a subtree of which it has nothing is one line."""
+    detail = "in the checkpoint, not in the target"
+    if len(names) == 1:
+        (name,) = names
+        only = leaving_out(name, {*target, *spare.all_names})
+        return [f"{name}: is {detail}; only={only!r} leaves it out"]
+    above = {one for name in target for one in _prefixes(name)}
+    below: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        below[_top(name, above)].append(name)
+    return [
+        f"{found[0]}: is {detail}"
+        if len(found) == 1
+        else f"{top}: {len(found)} leaves are {detail}"
+        for top, found in below.items()
+    ]
 
 
 def _hint(one: Missing, known: Sequence[str], above: Sequence[str], spare: Spare) -> str:

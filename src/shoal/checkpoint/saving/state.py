@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
-from shoal.arrays.host.host_values import without_values
+from shoal.arrays.host.host_values import is_key, without_values
 from shoal.checkpoint.format.blobs import encode_tree
 from shoal.checkpoint.format.records import IntArray, LeafRecord, in_memory
 from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
@@ -227,7 +227,8 @@ class _StateReading:
             record = LeafRecord(name, "array", dtypes.dtype_name(value.dtype), value.shape)
             return StateLeaf(record, value, None, ())
         if isinstance(value, PerProcess):
-            self.blobs[number] = np.frombuffer(encode_tree(value.value, JaxNodes()), np.uint8)
+            blob = encode_tree(value.value, JaxNodes(), words_of=_own_words)
+            self.blobs[number] = np.frombuffer(blob, np.uint8)
             return StateLeaf(LeafRecord(name, "per_process", "uint8"), None, None, ())
         kind = plain_values.kind_of(value)
         if kind is None:
@@ -281,6 +282,17 @@ def _of_numpy(name: str, value: Any) -> StateLeaf:
 
 def _refuse(what: str) -> NoReturn:
     raise UsageError(what, problems=[what])
+
+
+def _own_words(value: Any) -> tuple[str, Array] | None:
+    """Return the implementation and the words of PRNG keys; None: it is no key."""
+    if not isinstance(value, jax.Array) or not is_key(value):
+        return None
+    if isinstance(value, jax.core.Tracer):
+        _refuse(WrongType("is a value inside jit or grad; pass it out first"))
+    if why := without_values(value):
+        _refuse(why)
+    return _key(value.dtype)[0], wire.host_view(value)
 
 
 @lru_cache(maxsize=64)

@@ -316,6 +316,7 @@ class Retained(NamedTuple):
 
     deleted: list[int]
     oldest: int  # no step below it is there
+    judged: list[Saved]  # the steps that the policy was asked about
 
 
 def retain(
@@ -366,7 +367,7 @@ def retain(
                 store.collect_garbage(idle_s=idle_s)
     if errors:
         raise errors[0]
-    return Retained(gone, min((step for step, _ in left), default=saved))
+    return Retained(gone, min((step for step, _ in left), default=saved), found)
 
 
 def _saved(one: CommittedStep) -> Saved:

@@ -333,8 +333,8 @@ class PerProcess:
     Local.
 
     `shoal.save` stores the value of every process; each gets its own back if the process count
-    is the same. The value is a tree of plain values and NumPy arrays: dicts, lists, tuples,
-    numbers, str, bytes, None.
+    is the same. The value is a tree of plain values, NumPy arrays and PRNG keys: dicts, lists,
+    tuples, numbers, str, bytes, None.
 
     >>> PerProcess({"row": 17}).value
     {'row': 17}

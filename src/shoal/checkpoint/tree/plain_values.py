@@ -258,11 +258,12 @@ def _plain_value(found: Any, depth: int) -> Any:
 _KNOWN = "pass arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
 
 
-def remedy(value: Any, *, can_register: bool = True) -> str:
+def remedy(value: Any, *, can_register: bool = True, known: str = _KNOWN) -> str:
     """Return the type of a value, and what to save instead, as text.
 
     Args:
       can_register: would registering its class with JAX help?
+      known: what to do if nothing is known of its type.
 
     >>> remedy({1, 2})
     'is a set; save a sorted list of it'
@@ -270,7 +271,7 @@ def remedy(value: Any, *, can_register: bool = True) -> str:
     'is an object; pass arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
     """
     kind = type(value)
-    words = advice(value, "save", "saved", can_register=can_register) or _KNOWN
+    words = advice(value, "save", "saved", can_register=can_register) or known
     if isinstance(value, type):
         return f"is the class {value.__name__}; {words}"
     if isinstance(value, Enum):

@@ -67,6 +67,8 @@ _NEEDS = {  # by call and by what is different; "": by anything else
         "manual needs the same function, tree, shapes, dtypes, layouts and host values on every "
         "process."
     ),
+    ("restore", ""): "restore needs the same target and options on every process.",
+    ("resume", ""): "resume needs the same target and options on every process.",
     ("linear", ""): "linear needs the same shapes, dtypes and layouts on every process.",
     ("create", ""): (
         "create runs one program on all processes: its arguments must be equal on them; broadcast "

@@ -1,0 +1,253 @@
+"""Histories on a disk and in a bucket, of one process and of two."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from datetime import timedelta
+
+import jax
+import numpy as np
+import pytest
+
+from checkpoint.bucket import servers
+from collectives.thread_jobs import run_all
+from shoal import Bucket
+from shoal.checkpoint.at import store_at
+from shoal.checkpoint.disk.local_store import LocalStore
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
+from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store.step_names import step_name
+from shoal.checkpoint.tree.flatten import PerProcess
+from shoal.errors import (
+    NotCommittedError,
+    RestoreMismatchError,
+    StorageError,
+    UsageTypeError,
+)
+from shoal.runtime.barrier import barrier
+from shoal.runtime.client.in_process import LocalJob
+
+NAMES = (f"bucket-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.moto() as address:
+        yield address
+
+
+@pytest.fixture(params=["disk", "moto"])
+def place(request, tmp_path):
+    """A new place for a history."""
+    if request.param == "disk":
+        return tmp_path / "run"
+    address, name = request.getfixturevalue("server"), next(NAMES)
+    servers.make_bucket(address, name)
+    return Bucket(f"s3://{name}/run", **servers.options(address))
+
+
+@pytest.fixture(params=[1, 2])
+def job(request):
+    """Run a function on each process."""
+    return lambda function: run_all(LocalJob(request.param), function)
+
+
+def state(step):
+    return {"w": np.full(4, float(step)), "step": step}
+
+
+def damage(place, step):
+    """Flip a bit of a step's data."""
+    store = store_at(place, "").step(step)
+    (name,) = [one for one in store.names() if one.startswith("data-")]
+    if isinstance(store, LocalStore):
+        with open(f"{store.path}/{name}", "r+b") as file:
+            file.seek(-1, 2)
+            byte = file.read(1)
+            file.seek(-1, 2)
+            file.write(bytes([byte[0] ^ 1]))
+        return
+    data = bytearray(store._objects.read(name)[0])
+    data[-1] ^= 1
+    store._objects.put(name, bytes(data))
+
+
+def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):
+    def run(coordinator):
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            for step in (100, 200):
+                ckpts.save(step, state(step))
+            ckpts.wait()
+            if coordinator.process == 0:
+                damage(place, 100)
+                damage(place, 200)
+            barrier.on(coordinator, "damaged")
+            called = []
+            with pytest.raises(NotCommittedError, match="saved: 100, 200 are damaged") as caught:
+                ckpts.resume(None, lambda: called.append(1), skip_corrupt=True)
+            assert not called
+            for step in (100, 200):
+                ckpts.delete(step)
+            return str(caught.value), ckpts.resume(None, state(0), skip_corrupt=True)[1]
+
+    first, *others = job(run)
+    assert "delete them (`delete(step)`)" in first[0]
+    assert first[1] == 0
+    assert all(one == first for one in others)
+
+
+def leave_file(place, name):
+    """Leave a file, or an object, in a history."""
+    if isinstance(place, Bucket):
+        store_at(place, "")._objects.put(name, b"notes")
+    else:
+        (place / name).write_text("notes")
+
+
+def test_a_file_that_is_named_like_a_step_is_ignored(place, job, caplog):
+    with Checkpoints(place, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        ckpts.save(1, state(1))
+    leave_file(place, step_name(9))
+
+    def run(coordinator):
+        with Checkpoints(place, keep=1, coordinator=coordinator) as ckpts:
+            found = [ckpts.latest(), ckpts.all_steps(), ckpts.resume(None, dict)[1]]
+            ckpts.save(2, state(2))
+            ckpts.wait()
+            return [*found, ckpts.info().step, ckpts.all_steps(), ckpts.best_step("loss")]
+
+    found = job(run)
+    assert all(one == [1, (1,), 2, 2, (2,), None] for one in found)
+    told = [text for text in caplog.messages if "could not" in text or "ignored" in text]
+    if isinstance(place, Bucket):  # its key is no step's: a step 9 can be saved beside it
+        assert not told
+    else:
+        words = f"{place / step_name(9)} is a file, not the directory of a step: it is ignored"
+        assert told == [words] * len(found)
+        with pytest.raises(StorageError, match="Not a directory"):
+            Checkpoints(place, coordinator=LocalJob(1).coordinators[0]).save(9, state(9))
+        assert (place / step_name(9)).read_text() == "notes"
+
+
+def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, caplog):
+    def run(coordinator):
+        found = []
+        for keep, count in ((Best(2, "loss"), 14), (Best(2, "loss") | Last(3), 4)):
+            with Checkpoints(place, keep=keep, coordinator=coordinator) as ckpts:
+                _, first = ckpts.resume(None, state(0))
+                for step in range(first, first + count):
+                    metrics = {"loss": 20.0 - step} if step % 4 == 3 else None
+                    ckpts.save(step, state(step), metrics=metrics)
+            found.append(ckpts.all_steps())
+        return found
+
+    alone = (0, 1, 2, *range(4, 14))  # of 3, 7 and 11, which were evaluated, the best two
+    assert all(found == [alone, (11, 15, 16, 17)] for found in job(run))
+    (warning,) = [text for text in caplog.messages if "has only Best" in text]
+    assert "without 'loss'; there are 11; to delete old ones, write keep=Best(…) | " in warning
+
+
+def test_every_joins_a_number_a_time_and_a_function(place, job):
+    def run(coordinator):
+        found = []
+        for every in (
+            EverySteps(5) | timedelta(hours=1) | (lambda step: step == 1),
+            EverySteps(9) | 3,
+        ):
+            with Checkpoints(place, every=every, coordinator=coordinator) as ckpts:
+                _, first = ckpts.resume(None, state(0))
+                steps = range(first, first + 6)
+                found.append([step for step in steps if ckpts.save(step, state(step))])
+        return found
+
+    assert all(found == [[1, 4], [5, 8]] for found in job(run))
+
+
+class Thousands(Keep):
+    """Keeps every thousandth step, if it returns anything."""
+
+    def __init__(self, *, returns):
+        self.returns = returns
+
+    def kept(self, saved):
+        return [one.step for one in saved if one.step % 1000 == 0] if self.returns else None
+
+
+def test_a_policy_of_ones_own_that_returns_no_steps_is_refused_before_the_commit(place, job):
+    def run(coordinator):
+        with Checkpoints(place, keep=Thousands(returns=True), coordinator=coordinator) as ckpts:
+            for step in (1000, 1500, 2000, 2500):
+                ckpts.save(step, state(step))
+        found = [ckpts.all_steps()]
+        keep = Last(1) | Thousands(returns=False)
+        ckpts = Checkpoints(place, keep=keep, coordinator=coordinator)
+        with pytest.raises(UsageTypeError, match=r"keep=Thousands\(\): kept\(\) returned None"):
+            ckpts.save(3000, state(3000))
+        return [*found, ckpts.all_steps()]
+
+    assert all(found == [(1000, 2000, 2500)] * 2 for found in job(run))
+
+
+def test_a_target_with_the_parameters_alone_is_restored_by_a_word(place, job):
+    def run(coordinator):
+        tree = {"params": {"w": np.ones(4)}, "opt": {"mu": np.ones(4), "nu": np.ones(4)}}
+        target = {"params": {"w": np.zeros(4)}}
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(7, tree)
+            with pytest.raises(RestoreMismatchError, match=r"only='params/\*\*' or only='target'"):
+                ckpts.restore(target=target)
+            back = ckpts.restore(target=target, only="target")
+            again, first = ckpts.resume(target, None, only="target")
+        return [back.keys(), again.keys(), back["params"]["w"].tolist(), first]
+
+    assert all(found == [{"params"}, {"params"}, [1.0] * 4, 8] for found in job(run))
+
+
+def test_each_process_has_a_key_of_its_own(place, job):
+    def run(coordinator):
+        keys = jax.random.split(jax.random.key(coordinator.process, impl="rbg"), 3)
+        own = PerProcess({"keys": keys, "step": 7, "old": np.asarray(jax.random.PRNGKey(1))})
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(1, {"rng": own})
+            for target in (None, {"rng": own}):
+                back = ckpts.restore(target=target)["rng"].value
+                assert back["keys"].dtype == keys.dtype
+                assert jax.random.bits(back["keys"][2]) == jax.random.bits(keys[2])
+            again, first = ckpts.resume({"rng": own}, None)
+        return jax.random.key_data(again["rng"].value["keys"]).tolist(), first
+
+    found = job(run)
+    for process, one in enumerate(found):
+        keys = jax.random.split(jax.random.key(process, impl="rbg"), 3)
+        assert one == (jax.random.key_data(keys).tolist(), 2)
+
+
+def test_what_a_process_cannot_have_of_its_own_is_told_what_fits_there(place, job):
+    one = {"a": object(), "b": PerProcess(1), "c": jax.numpy.ones(2), "d": jax.random.key(0)}
+
+    def run(coordinator):
+        with pytest.raises(UsageTypeError) as caught:
+            save.on(coordinator, store_at(place, ""), {"own": PerProcess(one)})
+        return caught.value.problems
+
+    for problems in job(run):
+        assert [*problems] == [
+            "own: a: is an object; pass NumPy arrays, numbers, str, bytes, PRNG keys or None",
+            "own: b: is a PerProcess in another; pass its .value",
+            "own: c: is an ArrayImpl; save np.asarray(…) of it",
+        ]
+
+
+def test_what_was_given_as_json_is_json_again(place, job):
+    user = {"data": {"files": ["a", "b"], "seed": None}, "rate": 0.5}
+
+    def run(coordinator):
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1), user=user, metrics={"loss": 0.5})
+            found = copy.deepcopy(ckpts.info())
+        return json.loads(json.dumps([found.user, found.metrics]))
+
+    assert all(found == [user, {"loss": 0.5}] for found in job(run))
