@@ -185,3 +185,17 @@ def test_a_frozen_coordinator_is_what_was_lost(launch):
     assert finished.code == 71, finished.err
     assert finished.verdict.endswith(" s: the coordinator was lost"), finished.err
     assert "silent for 2 s: frozen or disconnected" in " ".join(finished.err.split())
+
+
+def test_a_process_that_uses_jax_first_waits_for_the_devices_of_the_others(launch):
+    script = (
+        "import jax, shoal\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "if shoal.process_index() == 1: jax.devices()  # first\n"
+        "shoal.barrier('b', timeout_s=8)\n"
+    )
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 73, finished.err
+    report = " ".join(finished.err.split())
+    assert "jax.devices() # first" in report
+    assert "its devices start, and wait for those of all processes: every process must" in report

@@ -57,13 +57,14 @@ def test_the_innermost_frames_stand_for_a_program_that_has_none():
 
 
 def test_other_threads_are_named_and_those_of_shoal_left_out():
+    """But for one that runs the program, as a reader of `feed` does."""
+    threads = {"MainThread": PROGRAM[0], "shoal watcher": LIBRARIES[0], "shoal feed": PROGRAM[0]}
     text = "\n\n".join(
-        f"Thread {name!r} (most recent call first):\n{PROGRAM[0]}"
-        for name in ("MainThread", "shoal watcher", "loader")
+        f"Thread {name!r} (most recent call first):\n{frame}" for name, frame in threads.items()
     )
     assert shown_stacks(text).splitlines() == [
         'File "train.py", line 4, in step', "  loss = f(x)", "",
-        "Thread 'loader':", 'File "train.py", line 4, in step', "  loss = f(x)",
+        "Thread 'shoal feed':", 'File "train.py", line 4, in step', "  loss = f(x)",
     ]  # fmt: skip
 
 

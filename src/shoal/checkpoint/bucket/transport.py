@@ -150,7 +150,10 @@ class _Loop:
             log = partial(_LOG.warning, "%s", slow)
             with ended_with_others(future.cancel):
                 if not _in_time(partial(_has_ended, future), limit_s, log):
-                    raise TimeoutError(f"no answer within {limit_s:.0f} s")
+                    raise TimeoutError(
+                        f"no answer within {limit_s:.0f} s, and the deadline of the call is over "
+                        "(timeout_s=, or SHOAL_TIMEOUT_S)"
+                    )
                 return future.result()
         except BaseException:
             future.cancel()

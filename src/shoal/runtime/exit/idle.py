@@ -46,6 +46,8 @@ _STEPS = 10  # a limit is at least as many median steps
 _NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
 _ASK_S = 2.0  # for the stacks of others
 _RAISE_S = 3.0  # until a wait of shoal has raised StalledError
+_STARTING = "its devices start, and wait for those of all processes: every process must use JAX"
+_STARTED = "its devices have started"
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "IPython.core.debugger", "debugpy")
 
 
@@ -115,6 +117,7 @@ class StallWatch:
         self._mark: object = None
         self._samples: collections.deque[_Sample] = collections.deque()
         self._said = False
+        self._is_starting = False  # its devices
         self._source = "", ""  # of the place at which it was idle last
         self._notice: tuple[int, float] | None = None  # the open one; when it was first seen
         self._ending: tuple[object, float, Callable[[], None]] | None = None
@@ -139,6 +142,7 @@ class StallWatch:
         self._ran_s += passed_s if passed_s <= 2 * self.every_s else self.every_s
         self._at = now
         self._warn_of_notice(now)
+        self._tell_of_start()
         progress = self._coordinator.progress
         if self._ending is not None and self._ending[1] <= self._ran_s:
             mark, _, end = self._ending
@@ -164,6 +168,12 @@ class StallWatch:
             if idle is not None:
                 self._said = True
                 self._send(idle)
+
+    def _tell_of_start(self) -> None:
+        """Let the processes that wait for this one know that its devices start, if they are."""
+        if is_starting() != self._is_starting:
+            self._is_starting = not self._is_starting
+            self._coordinator.report("doing", _STARTING if self._is_starting else _STARTED)
 
     def _current_limit_s(self) -> float:
         progress = self._coordinator.progress

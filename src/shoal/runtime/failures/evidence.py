@@ -278,12 +278,15 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
     states = [[] if is_stall else [state] for state, _ in shown]
     stands = [one.place or _innermost(one.frames) for _, one in shown]
     sources = [at.source if at else "" for at in stands]
-    texts = [one.words or source for (_, one), source in zip(shown, sources, strict=True)]
-    places = [None if one.words else at for (_, one), at in zip(shown, stands, strict=True)]
+    texts, places = sources, stands
     if is_stall:
         pairs = zip(shown, sources, strict=True)
         texts = [": ".join(filter(None, (one.words, source))) for (_, one), source in pairs]
-        places = stands
+    else:
+        texts = [
+            source if at else one.words
+            for (_, one), at, source in zip(shown, stands, sources, strict=True)
+        ]
     table = page.rows(
         [[*state, label] for state, label in zip(states, labels, strict=True)],
         lambda room: _placed(places, texts, room, page.style),
@@ -293,6 +296,8 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
     lines: list[Line] = []
     for (_, one), row in zip(shown, table, strict=True):
         lines += row
+        if one.frames and one.words and not is_stall:
+            lines += page.deeper(10).text(one.words, most=2)
         if one.last_met is not None:
             age = one.last_met.age_s
             before = "" if age is None else f", {seconds(age)} before"

@@ -459,7 +459,7 @@ def _wait(error: BaseException) -> Wait | None:
 def _missing(process: int, words: str, stack: str) -> Waiting:
     """Return where a process was, by its last words and its stack."""
     frames, last_met = _frames_of(stack), _last_met(words)
-    if frames or last_met:
+    if last_met:
         words = ""
     return Waiting(processes=ProcessSet([process]), frames=frames, last_met=last_met, words=words)
 
