@@ -27,7 +27,7 @@ from shoal.launch.report import (
     first_failures,
     is_from_outside,
 )
-from shoal.runtime.failures.facts import Difference, DivergenceSide, Memory, ProcessSet
+from shoal.runtime.failures.facts import Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.last_record import cause_of as cause_of_error
 from shoal.runtime.system.failure_words import is_torn
@@ -266,6 +266,11 @@ def test_a_keeper_of_another_host_may_have_the_pid_of_a_child():
 
 # ---- Ways to end in which the first to end, or to fail, is not the root.
 
+
+class JaxRuntimeError(RuntimeError):
+    """As JAX's own is called."""
+
+
 GLOO = RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
 
 
@@ -298,14 +303,6 @@ def test_what_processes_find_together_comes_before_what_breaks_with_them():
     assert first_failures([torn, learned]) == [torn]
 
 
-def test_an_error_on_whose_way_out_calls_differ_comes_before_the_difference():
-    sides = [DivergenceSide(processes=ProcessSet([p]), said="x") for p in (0, 1)]
-    difference = Difference(what="call", sides=tuple(sides))
-    found = ended(DivergenceError("b", difference=difference), process=0, failed_s=1.0)
-    torn = ended(GLOO, failed_s=1.5)
-    assert first_failures([found, torn]) == [torn]
-
-
 def test_a_death_by_a_signal_comes_before_what_breaks_with_it():
     for error in (GLOO, caught(GLOO)):
         torn = ended(error, failed_s=1.0)
@@ -336,9 +333,9 @@ def asked(ending):
     return ending._replace(asked_s=0.5)
 
 
-@pytest.mark.parametrize("code", [0, 75, -15, 143])
+@pytest.mark.parametrize("code", [0, 75, -15, 143, 130])
 def test_processes_that_end_as_asked_have_not_failed(code):
-    obeys = asked(Ending(0, code, 2.0))
+    obeys = asked(Ending(0, code, 0.9, ended_s=0.9))
     follows = asked(ended(PeerFailedError("b", failed={0: "x"}), because_of=[0]))
     assert first_failures([obeys, follows, asked(ended(GLOO, process=2))]) == []
 
@@ -362,6 +359,37 @@ def test_what_a_process_does_after_it_was_asked_to_end_is_its_own(own):
     # One that had to be killed has not failed by itself.
     killed = asked(Ending(1, -9, None, (signal.SIGKILL,), sent_s=1.0))
     assert first_failures([obeys, killed]) == []
+
+
+def test_what_failed_before_the_request_to_end_stays_the_failure():
+    raised = ended(ValueError("no data"), -15, failed_s=0.2)
+    follows = asked(ended(PeerFailedError("b", failed={1: "x"}), process=0, because_of=[1]))
+    assert first_failures([asked(raised), follows]) == [asked(raised)]
+    assert exit_code(asked(raised)) == 1
+    waits = asked(ended(PeerFailedError("b", failed={1: "left"}), process=0, because_of=[1]))
+    waits = waits._replace(failed_s=0.3)
+    assert [one.process for one in first_failures([waits, left(1, 0.1)])] == [1]
+
+
+def test_an_error_of_the_programs_own_connections_is_its_own():
+    for error in (BrokenPipeError(32, "Broken pipe"), ConnectionError("Connection closed by peer")):
+        own = asked(ended(error))
+        assert first_failures([asked(Ending(0, -15, 0.9, ended_s=0.9)), own]) == [own]
+
+
+def test_an_error_of_xla_that_names_no_connection_is_not_of_those_that_left():
+    own = ended(JaxRuntimeError("INTERNAL: CpuCallback error calling callback"), failed_s=5.0)
+    assert first_failures([own, left(0, 1.0)]) == [own]
+    gone = ended(JaxRuntimeError("UNAVAILABLE: the slice is gone"), failed_s=5.0)
+    assert [one.process for one in first_failures([gone, left(0, 1.0)])] == [0]
+
+
+def test_one_that_follows_and_has_to_be_ended_is_not_the_first():
+    follows = ended(PeerFailedError("b", failed={0: "left"}), -15, process=2, because_of=[0],
+                    failed_s=3.0, sent=(signal.SIGTERM,), sent_s=4.0,
+                    gone=failed(3.1, FOLLOWS, follows=True))  # fmt: skip
+    also = ended(PeerFailedError("b", failed={0: "left"}), process=1, because_of=[0], failed_s=3.2)
+    assert [one.process for one in first_failures([left(0, 1.0), follows, also])] == [0]
 
 
 def test_the_code_is_that_of_its_own_end_where_the_launcher_had_to_end_it():

@@ -35,7 +35,13 @@ from shoal.runtime.failures.facts import (
     grouped,
     utc,
 )
-from shoal.runtime.failures.headline import advice_of, as_reported, job_headline, raised_words
+from shoal.runtime.failures.headline import (
+    advice_of,
+    as_reported,
+    job_headline,
+    place_words,
+    raised_words,
+)
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE
@@ -116,11 +122,9 @@ class EndedJob(NamedTuple):
         shared = [e for e in self.endings if _kind(e) == first.kind]
         if first.kind in _SHARED and root.record is not None:
             return self.failure(first.kind, code, [self._of_all(first, shared)])
-        own = with_it or [
-            e for e in self.endings if e.process != root.process and _is_independent(e)
-        ]
+        own = [e for e in self.endings if e.process != root.process and _is_independent(e)]
         own.sort(key=lambda ending: ending.known_failed_s or 0.0)
-        causes = grouped((first, *map(self._cause, own)), is_ordered=True)
+        causes = grouped((first, *map(self._cause, with_it or own)), is_ordered=True)
         return self.failure(first.kind, code, causes)
 
     def _cause(self, ending: Ending) -> Cause:
@@ -135,7 +139,7 @@ class EndedJob(NamedTuple):
         code: int | None = shell_code(ending.code)
         if left is not None:
             code = 0
-        elif ending.sent:  # the code of its own end, if it chose one
+        elif ending.was_ended:  # the code of its own end, if it chose one
             code = cause.exit_code if cause.kind == "exit" else None
         place, step = _last_call(ending, cause)
         at = _whereabouts(ending)
@@ -152,7 +156,7 @@ class EndedJob(NamedTuple):
             exit_code=code,
             step=step,
             place=None if is_past else place,
-            last_met=place if is_past else None,
+            last_met=place if is_past and place is not None and place.call else None,
             log=f"{ending.host}:{ending.log}" if ending.host and log else log,
         )
 
@@ -328,7 +332,12 @@ def _by_itself(ending: Ending) -> Cause:
         reported = as_reported(ending.gone.words)
         return dataclasses.replace(reported, last_output=cause.last_output)
     if ending.has_left:
-        words = "It had left the job in order, and others waited for it."
+        at = _whereabouts(ending)
+        place = None if at is None else at.place
+        where = ""
+        if place is not None and not place.call:  # else the last call, which it has returned from
+            where = f", by {place_words(place)}"
+        words = f"It had left the job in order{where}, and others waited for it."
     elif ending.code == 0:
         words = "It ended before it left the job: os._exit, exit() in native code, or "
         words += "initialize(hooks=False) without shutdown()."
@@ -443,7 +452,7 @@ def _other(ending: Ending) -> Others:
         return Others(processes=none, state="running", place=line, exit_code=code)
     if record is not None and record.cause.error and record.cause.error.type == _CTRL_C:
         return Others(processes=none, state="running", place=_line_of(record.cause))
-    if ending.sent or ending.has_obeyed:
+    if ending.was_ended:
         name = signal.SIGTERM.name
         if ending.sent:
             name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)

@@ -102,7 +102,7 @@ def _conclude(facts: Facts) -> Conclusion:
     codes = {ending.code for ending in endings}
     if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
         return _interrupted(job, facts.interrupted)
-    if facts.interrupted in _REQUESTS and codes == {0} and not is_requeue:
+    if facts.interrupted in _REQUESTS and codes == {0} and news.notice_s is None:
         if any(ending.asked_s < math.inf or ending.sent for ending in endings):
             return _interrupted(job, facts.interrupted)  # by handlers of the program's own
     # Where a save has failed, only some may return 75: those that took no part in it. A program

@@ -76,6 +76,8 @@ class ChildProcess:
         threads, closing devices) may take longer than the failure takes to end the others.
         """
         raises = self.sent or (self.code or 0) > 0  # else a signal ended it, not the exception
+        if self.code == -signal.SIGTERM and record is not None:
+            raises = record.at_s < self.asked_s < math.inf
         if raises and record is not None and record.at_s < min(self.ended_s, self.sent_s):
             return record.at_s
         return None if self.sent else self.ended_s

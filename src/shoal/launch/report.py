@@ -59,6 +59,12 @@ class _Rank(enum.IntEnum):
     CONSEQUENCE = enum.auto()  # of the end of another process, as its error says
 
 
+# Of programs that are asked to end: their handlers may return, or raise KeyboardInterrupt.
+_AS_ASKED = (
+    0, REQUEUE, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT,
+)  # fmt: skip
+
+
 class Ending(NamedTuple):
     """How one process ended."""
 
@@ -118,10 +124,17 @@ class Ending(NamedTuple):
         ]
 
     @property
+    def was_ended(self) -> bool:
+        """Whether a signal of the launcher, or one that it passed on, may have ended it."""
+        return bool(self.sent) or (self.asked_s < math.inf and self.code == -signal.SIGTERM)
+
+    @property
     def has_obeyed(self) -> bool:
-        """Whether it ended as a program does that is asked to."""
-        is_usual = self.code in (0, REQUEUE, -signal.SIGTERM, 128 + signal.SIGTERM)
-        return self.asked_s < math.inf and is_usual
+        """Whether it ended as a program does that is asked to, and had not failed before."""
+        failed_s = self.known_failed_s
+        return self.code in _AS_ASKED and self.asked_s <= (
+            math.inf if failed_s is None else failed_s
+        )
 
     @property
     def known_failed_s(self) -> float | None:
@@ -153,7 +166,11 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
         for e in endings
         if _failed(e) and e.known_failed_s is not None and not e.has_obeyed
     ]
-    ended_s = [known_failed_s for rank, known_failed_s, _ in claims if rank != _Rank.TOLD]
+    ended_s = [
+        known_failed_s
+        for rank, known_failed_s, ending in claims
+        if rank == _Rank.OWN or not (rank == _Rank.TOLD or ending.sent)
+    ]
     if not ended_s:
         return []  # all were ended by the launcher, on request
     claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
@@ -162,10 +179,9 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
         return [root]
     if frozen := [ending for ending in endings if ending.was_frozen]:
         return frozen[:1]
-    if rank == _Rank.FOUND:
-        torn = [ending for rank, _, ending in claims if rank == _Rank.TORN]
-        return [ending for ending in torn if ending.process in _sides(root)][:1] or [root]
-    if any(ending.asked_s < math.inf for ending in endings):
+    if rank == _Rank.FOUND or (rank == _Rank.TORN and not _has_gone_before(root, endings)):
+        return [root]
+    if min(ending.asked_s for ending in endings) <= (root.known_failed_s or 0.0):
         return []
     return _missed_by(root, endings) or _failed_in_threads(endings) or [root]
 
@@ -185,12 +201,14 @@ def _missed_by(root: Ending, endings: Iterable[Ending]) -> list[Ending]:
     return [ending for _, _, ending in sorted(missed, key=lambda row: row[:2])]
 
 
-def _sides(root: Ending) -> set[int]:
-    """Return the processes that differ. One of them that ended by another error made its calls, as
-    closing a feed, on the way out."""
-    difference = None if root.record is None else root.record.cause.difference
-    sides = () if difference is None else difference.sides
-    return {process for side in sides for process in side.processes}
+def _has_gone_before(root: Ending, endings: Iterable[Ending]) -> bool:
+    """Return whether another process had ended, or left the job, when one failed."""
+    failed_s = root.known_failed_s or 0.0
+    return any(
+        ending.ended_s <= failed_s or (ending.left is not None and ending.left.at_s <= failed_s)
+        for ending in endings
+        if ending.process != root.process
+    )
 
 
 def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
@@ -219,7 +237,7 @@ def exit_code(root: Ending) -> int:
     if root.code == REQUEUE:  # without a notice: it would be started again for ever
         return PeerFailedError.exit_code
     # Without our hooks, as before `initialize`, Python ends with 1 after any exception.
-    is_plain = root.code in (0, 1) or -root.code in root.sent
+    is_plain = root.code in (0, 1) or (root.was_ended and root.code < 0)
     if is_plain and root.record is not None:  # sys.exit(256) ends a process with 0
         return root.record.cause.exit_code or PeerFailedError.exit_code
     return 1 if is_plain else shell_code(root.code)
@@ -301,7 +319,7 @@ def _rank(ending: Ending) -> _Rank:
         return _Rank.OWN
     gone, record, code = ending.gone, ending.record, ending.code
     if gone is not None and gone.follows:
-        return _Rank.TOLD if ending.sent or not code else _Rank.CONSEQUENCE
+        return _Rank.CONSEQUENCE
     if ending.sent or not code:
         if _is_torn(ending):
             return _Rank.TORN

@@ -14,11 +14,11 @@ from jax import NamedSharding, P
 
 import shoal
 from collectives.thread_jobs import run_all
-from shoal.arrays.host.shapes_only import shapes_only
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import RestoreMismatchError, UsageError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.stopping import ReceivedNotice
+from shoal.runtime.system.shapes_only import shapes_only
 
 MESH = shoal.make_mesh({"x": 4, "y": 2})
 ROWS = NamedSharding(MESH, P("x"))

@@ -76,6 +76,30 @@ ENDS = {
         "    if here == 1: time.sleep(1)\n",
         ("process 1 of 3 raised OSError", 1, "# odd"),
     ),
+    "other rows in a feed, while one computes": (
+        "def read():\n"
+        "    for k in range(9):\n"
+        "        yield np.ones((1, 3 if here == 1 and k == 2 else 2), 'float32')\n"
+        "for step, _ in enumerate(shoal.feed(read(), shoal.Layout(mesh, 'x', None))):\n"
+        "    if here == 0 and step == 1: normed(x).block_until_ready()\n",
+        ("processes gave a call different values", 70, "float32[rows,3]"),
+    ),
+    "an error of XLA, after another has left": (
+        "if here == 0: sys.exit()\n"
+        "time.sleep(1)\n"
+        "def host(v): raise ValueError('no such token')\n"
+        "kind = jax.ShapeDtypeStruct((2,), 'float32')\n"
+        "if here == 1:\n"
+        "    jax.jit(lambda v: jax.pure_callback(host, kind, v))(np.ones(2, 'float32')) + 1\n"
+        "shoal.barrier('b', processes=[1, 2])\n",
+        ("process 1 of 3 raised JaxRuntimeError", 1, "no such token"),
+    ),
+    "a slow end because of one that left": (
+        "if here == 0: sys.exit()\n"
+        "if here == 2: threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "shoal.barrier('b')\n",
+        ("process 0 of 3 ended with exit code 0", 72, "It had left the job in order"),
+    ),
     "an error, while the others compute": (
         "for step in range(99):\n"
         "    if here == 1 and step == 5: raise ValueError('boom')\n"
@@ -156,6 +180,39 @@ HANDLER = "signal.signal({}, lambda *_: sys.exit(0))"
 RUNS = "print('runs', flush=True)\ntime.sleep(1000)\n"
 
 
+def test_what_failed_before_a_request_to_end_is_reported(launch):
+    """It cannot end, and a scheduler ends the whole job."""
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "30"
+    script = START + (
+        "print('runs', flush=True)\n"
+        "if here == 1:\n"
+        "    threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "    raise ValueError('boom')\n"
+        "try: shoal.barrier('b')\n"
+        "finally: print('heard', flush=True)\n"
+    )
+    launch.start("-n", "3", script=script)
+    launch.await_words("heard", 2)
+    launch.popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    assert finished.verdict.endswith(": process 1 of 3 raised ValueError"), finished.err
+    assert finished.code == 1, finished.err
+
+
+def test_a_job_that_goes_on_after_a_notice_and_does_its_work_has_ended_well(launch):
+    script = START + (
+        "for step in range(10_000):\n"
+        "    if shoal.preempted(step): break\n"
+        "    print('runs', flush=True); time.sleep(0.1)\n"
+        "shoal.preemption.clear()\n"
+    )
+    launch.start("-n", "2", script=script)
+    launch.await_words("runs", 4)
+    launch.popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    assert finished.code == 0, finished.err
+
+
 @pytest.mark.parametrize(
     ("before", "number"),
     [
@@ -163,6 +220,7 @@ RUNS = "print('runs', flush=True)\ntime.sleep(1000)\n"
         (HANDLER.format("signal.SIGTERM"), signal.SIGTERM),
         (HANDLER.format("signal.SIGTERM"), signal.SIGHUP),
         (HANDLER.format("signal.SIGINT"), signal.SIGINT),
+        ("signal.signal(signal.SIGTERM, signal.default_int_handler)", signal.SIGTERM),
     ],
 )
 def test_processes_that_end_as_asked_were_interrupted(launch, before, number):

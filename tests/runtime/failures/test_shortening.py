@@ -143,6 +143,10 @@ def test_an_expression_in_the_middle_of_a_long_line_is_shown():
         ("os.environ['HF_TOKEN'] = 'hf'", "os.environ['HF_TOKEN'] = (hidden)"),
         ("['--token', 'abc']", "['--token', (hidden)]"),
         ("setdefault('HF_TOKEN', 'abc')", "setdefault('HF_TOKEN', (hidden))"),
+        ("fetch --token S3CRET --steps 3", "fetch --token (hidden) --steps 3"),
+        ("curl -u me:S3CRET host", "curl -u me:(hidden) host"),
+        ("['curl', '--user', 'me:S3CRET']", "['curl', '--user', 'me:(hidden)']"),
+        ("train --token $TOKEN --tokens 4096", "train --token $TOKEN --tokens 4096"),
         ("invalid token, in line 3: max_tokens=5", "invalid token, in line 3: max_tokens=5"),
     ],
 )

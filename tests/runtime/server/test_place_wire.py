@@ -326,7 +326,11 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     first.close()
     place.until_states("lost", "left", "failed", "lost")
     failed, left, dismissed, lost, keeper_gone, last = place.news
-    assert set(failed.pop("at")) == {"step", "call", "name", "site", "age_s", "waits"}
+    assert (
+        set(failed.pop("at"))
+        == set(left.pop("at"))
+        == {"step", "call", "name", "site", "age_s", "waits"}
+    )
     assert failed == {"gone": 2, "state": "failed", "words": "ValueError: no data", "at_s": at_s}
     assert left == {"gone": 1, "state": "left", "words": "left the job", "at_s": at_s}
     assert dismissed == {"dismissed": 3}

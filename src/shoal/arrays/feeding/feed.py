@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -265,10 +266,6 @@ class Feed:
         progress.reads = wait.is_for_reader
         try:
             given = self._prefetch.take(wait.look)
-        except BaseException as error:
-            if progress.failure is error:
-                progress.failure = None  # the program has it now
-            raise
         finally:
             progress.reads = None
         if given is None and self._prefetch.is_closed:
@@ -285,12 +282,14 @@ class Feed:
         return given.value
 
     def close(self) -> None:
-        """End the thread. Local. Processes that request a further batch get DivergenceError."""
-        self._close("")
+        """End the thread. Local. Processes that request a further batch get DivergenceError; while
+        an exception is handled here, PeerFailedError, which names it."""
+        self._close(sys.exception())
 
-    def _close(self, why: str) -> None:
+    def _close(self, error: BaseException | None) -> None:
         if self._pid != os.getpid():
             return
+        why = "" if error is None else failure_of(error, self._meeting.site).words
         self._forgotten.detach()
         if not self._prefetch.close(why):
             _LOG.warning(
@@ -311,7 +310,7 @@ class Feed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close("" if error is None else failure_of(error, self._meeting.site).words)
+        self._close(error)
 
 
 def _meeting(

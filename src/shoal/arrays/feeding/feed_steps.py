@@ -283,7 +283,6 @@ class Steps:
         """Make the other processes raise at this batch, too."""
         prefetch.enter(MEETING)
         words = failure_of(error, self._meeting.site).words
-        self._meeting.coordinator.progress.failure = error
         record(error, thread=threading.current_thread().name)  # it may be ended before it knows
         with contextlib.suppress(ShoalError):
             self._exchange(Status("failed", words=words), prefetch)

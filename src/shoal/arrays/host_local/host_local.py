@@ -20,7 +20,6 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.host.host_values import cannot_hold, stand_in, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
-from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
@@ -41,6 +40,7 @@ from shoal.colour import local, logically_collective
 from shoal.errors import UsageError, raise_all
 from shoal.plan.process_boxes import ProcessBox
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.shapes_only import shapes_only
 
 Tree = Any
 

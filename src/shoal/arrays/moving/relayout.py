@@ -19,7 +19,6 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import deleted, not_placed
-from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, move_of, obstacle
 from shoal.arrays.moving.host_copy import check_way
@@ -29,6 +28,7 @@ from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
 from shoal.errors import UsageError, raise_all
 from shoal.runtime.client.lanes import refused_for_all
+from shoal.runtime.system.shapes_only import shapes_only
 
 
 @collective("the processes of both meshes")

@@ -24,7 +24,6 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import cannot_hold, device_form, stand_in, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
-from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.move import on_row, row_of
@@ -33,6 +32,7 @@ from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.runtime.system.shapes_only import shapes_only
 
 
 @collective("the mesh's processes")

@@ -20,7 +20,6 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import as_numpy, is_key, stand_in, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
-from shoal.arrays.host.shapes_only import shapes_only
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import move, relabelled
@@ -29,6 +28,7 @@ from shoal.colour import logically_collective
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 from shoal.runtime.jax_service.own_programs import own_programs
+from shoal.runtime.system.shapes_only import shapes_only
 
 _OWN_ROWS = "if these are the rows of this process alone, from_host_local joins those of all"
 

@@ -15,7 +15,7 @@ from shoal.checkpoint.tree.dtypes import dtype_name, dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.names import ROOT, component, name_of
 from shoal.checkpoint.tree.plain_values import plain_json
-from shoal.errors import RestoreMismatchError, ShoalError, UsageError, with_article
+from shoal.errors import RestoreMismatchError, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
@@ -72,7 +72,13 @@ class Asked:
                 replace(one, dtype=dtype_name(casts[number])) if number in casts else one
                 for number, one in enumerate(records)
             )
-            compare(leaves, self._made, options, detail, _SAVE_ELSEWHERE)
+            taken = {records[wish.leaf].name for wish in wishes}
+            left_out = {one.name for one in records} - taken
+            saved, made = (
+                {name: leaf for name, leaf in each.items() if name not in left_out}
+                for each in (leaves, self._made)
+            )
+            compare(saved, made, options, detail, _SAVE_ELSEWHERE)
         self._fitting = looks
 
 
@@ -280,19 +286,13 @@ def made_by(init: Any) -> Leaves | None:
     A function is traced: it makes nothing.
     """
     try:
-        from shoal.arrays.host.shapes_only import read_shapes
+        from shoal.runtime.system.shapes_only import read_shapes
 
         return read_shapes(init, leaves_in) if callable(init) else leaves_in(init)
-    except ShoalError as error:
-        if not isinstance(error, UsageError):
-            raise  # of a call that processes make together
-        why: Exception = error
     except Exception as error:  # noqa: BLE001 - whatever it is, `init` is not called for its state
-        why = error
-    _LOG.debug(
-        "resume: `init` is not compared with the checkpoint: %s: %s", type(why).__name__, why
-    )
-    return None
+        name = type(error).__name__
+        _LOG.debug("resume: `init` is not compared with the checkpoint: %s: %s", name, error)
+        return None
 
 
 def compare_restored(state: Leaves, made: Leaves, options: TargetOptions, where: str) -> None:

@@ -30,7 +30,6 @@ from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import (
     DeadlineError,
-    RestoreMismatchError,
     StorageError,
     UsageError,
     raise_all,
@@ -195,12 +194,13 @@ class Saver:
             return
         try:
             self.asked.check(state, step)
-        except RestoreMismatchError as error:
+        except Exception as error:  # of a target that is a function of the program's, too
             if self._coordinator.stop.notice() is None:
                 raise
             if self._coordinator.process == self._group.lead:
                 detail = "the job is preempted, so it saves a state that `resume` would refuse"
-                _LOG.warning("save(%d): %s: %s", step, detail, "; ".join(error.problems))
+                problems = getattr(error, "problems", None) or [repr(error)]
+                _LOG.warning("save(%d): %s: %s", step, detail, "; ".join(problems))
 
     @property
     def is_saving(self) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, Unpack, get_args
 
 from shoal.arguments import integer
 from shoal.arrays.bridge.layout_functions import short_text
-from shoal.arrays.host.shapes_only import shapes_only
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -32,6 +31,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
+from shoal.runtime.system.shapes_only import shapes_only
 from shoal.runtime.verb import verb
 
 

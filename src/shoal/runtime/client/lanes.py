@@ -26,6 +26,7 @@ from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
+from shoal.runtime.system.shapes_only import shapes_only
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -288,6 +289,8 @@ def one_call(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
+            if shapes_only():  # before it counts as a call: not all processes may come so far
+                raise UsageError(f"{operation}: `init` is traced for its shapes, which meets none")
             coordinator = args[0] if of is None else of(*args, **kwargs)
             if coordinator is None:
                 return function(*args, **kwargs)

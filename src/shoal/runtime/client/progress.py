@@ -30,7 +30,6 @@ class Progress:
         "_times_s",
         "_waited_s",
         "ended",
-        "failure",
         "is_waiting",
         "is_watched",
         "on_limit",
@@ -57,8 +56,6 @@ class Progress:
         self.point: Point | None = None  # where it has waited last
         self.is_waiting = False  # in a call that waits for others, with a deadline
         self.is_watched = False  # whether a thread looks for a lack of progress
-        # Of a thread that works for the program: the others have been told, the program has not.
-        self.failure: BaseException | None = None
         # Grows while a long call makes progress. Threads increment it without a lock: of two that
         # do so at once one may be lost, but the watchers ask only whether it has changed.
         self.worked = 0

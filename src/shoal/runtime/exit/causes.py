@@ -14,7 +14,7 @@ from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import (
     fate_of,
     headline_of,
-    is_torn,
+    is_of_runtime,
     one_line,
     peers_named,
 )
@@ -58,7 +58,7 @@ def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Mem
     The meeting place may learn of them just after the transport. One that failed because of others
     is no cause: perhaps it followed this process, which closed a `feed` on its way here.
     """
-    if not is_torn(error):
+    if not is_of_runtime(error):
         return {}
     causes = _leading(gone_members(coordinator))
     if not causes:

@@ -61,8 +61,7 @@ from shoal.runtime.system.failure_words import (
     exit_of,
     exit_words,
     failure_of,
-    is_torn,
-    peers_named,
+    is_of_runtime,
     stands,
 )
 from shoal.tracebacks import HIDDEN, has_hidden, is_own_file, shorten
@@ -187,16 +186,13 @@ class ExitGuard:
         if self._program.is_running():  # only displayed: the program has caught it
             self._excepthook(kind, error, trace)
             return
-        coordinator = self._coordinator if self._is_owner() else None
-        failure = None if coordinator is None else coordinator.progress.failure
-        if failure is not None and peers_named(error) is not None:
-            kind, error = type(failure), failure  # those have ended because of it
         shorten(error)  # some leave by a `with` block of contextlib
         if isinstance(error, PeerFailedError) and settings.is_set("SHOAL_ATTEMPT"):
             # `shoal run` shows what the other process wrote.
             notes = getattr(error, "__notes__", ())
             error.__notes__ = [note for note in notes if note != error.details]
         trace = error.__traceback__
+        coordinator = self._coordinator if self._is_owner() else None
         self._code = exit_code_of(error)
         if coordinator is None:
             if self._is_owner():
@@ -309,7 +305,7 @@ class ExitGuard:
     ) -> None:
         """After an error of JAX's runtime was printed, add which processes are gone."""
         self._code = self._exit_code_of(error)
-        if gone or (is_torn(error) and lost_services(coordinator)):
+        if gone or (is_of_runtime(error) and lost_services(coordinator)):
             code, lines = explain(coordinator, gone)
             self._code = code if self._code_of_hook is None else self._code_of_hook
             self._explanation = "\n".join(f"shoal: {line}" for line in lines)

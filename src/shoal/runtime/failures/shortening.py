@@ -24,6 +24,9 @@ _ASSIGNED = re.compile(
     r"""(?<![\w-])([\w-]{1,100})(["']?\]?\s{0,3}[:=]\s{0,3}|["']\s{0,3},\s{0,3})"""
     rf"""(?!{re.escape(HIDDEN)}|\$\()(?=(b?"(?:[^"\\]|\\.)*"|b?'(?:[^'\\]|\\.)*'|[^\s,;&)\]}}]+))"""
 )
+# In a command: `--token VALUE`, `-u user:VALUE`; also as a list of texts.
+_OPTION = re.compile(r"(?<!\S)--([\w-]{1,100}) {1,3}(?![-$(])(\S+)")
+_LOGIN = re.compile(r"""(?<![\w-])(-u|--user)(["']?,?\s{1,3}["']?[^\s:'"]+:)[^\s'"]+""")
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
 _SECRET_NAME = re.compile(
     r"secret|passw(or)?d|(^|[_-])token$|(api|access|auth|private)[_-]?(key|token)", re.IGNORECASE
@@ -52,7 +55,7 @@ def without_secrets(text: str) -> str:
     """Return a text with the credentials in it hidden.
 
     They are users and passwords in URLs, and the values of names such as `HF_TOKEN`,
-    `AWS_SECRET_ACCESS_KEY`, `password` and `api_key`.
+    `AWS_SECRET_ACCESS_KEY`, `password` and `api_key`, also as options of a command.
 
     >>> without_secrets("cannot open https://me:pw@host/x with HF_TOKEN=hf_abc")
     'cannot open https://(hidden)@host/x with HF_TOKEN=(hidden)'
@@ -61,12 +64,18 @@ def without_secrets(text: str) -> str:
     """
     text = _URL_USER.sub(f"{HIDDEN}@", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+    text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
+    text = _OPTION.sub(_without_value, text)
     parts, end = [], 0
     for found in _ASSIGNED.finditer(text):  # a value may itself be a name, of the next value
         if found.start() >= end and _names_secret(found[1]):
             parts += [text[end : found.start(3)], HIDDEN]
             end = found.end(3)
     return "".join([*parts, text[end:]])
+
+
+def _without_value(option: re.Match[str]) -> str:
+    return f"--{option[1]} {HIDDEN}" if _names_secret(option[1]) else option[0]
 
 
 def is_secret_leaf(path: str) -> bool:

@@ -1,7 +1,7 @@
 """Processes whose programs have ended in order: their calls are compared before they leave.
 
-As at `shutdown`, the calls of the main line must then also be equal in number. Other lanes, and
-the calls of processes that still run, are compared as far as both go.
+They are compared as far as both go: a signal, or Ctrl-C, may have ended a program anywhere, and it
+need not say so. `shutdown` compares their number, too.
 
 A process waits for the others, which most likely end at the same time, but no longer than a second:
 one that ends later finds what it left here. After a loss nothing more is compared: it may have
@@ -22,7 +22,6 @@ from shoal.runtime.rules.trail_marks import (
     Found,
     LatestMarks,
     TrailMarks,
-    TrailVersion,
     last_mark,
 )
 
@@ -98,10 +97,9 @@ class Endings(Generic[To]):
             return [], []
         waiting, self._waiting, self.deadline = self._waiting, {}, math.inf
         if known is None:
-            new += filter(marks.add, self._differences())
+            is_even = not self._running and self._are_even()  # most are: see `receive`
             for process, one in waiting.items():
-                # The main lines of processes that have ended were compared above.
-                trails = (t for t in one.trails if self._running or t.lane != "main")
+                trails = (t for t in one.trails if t.lane != "main" or not is_even)
                 new += filter(None, [marks.receive(process, trail) for trail in trails])
             known = [*marks.found.values()]
         of_all = [found for found in known if found.group is None]
@@ -115,9 +113,8 @@ class Endings(Generic[To]):
             for process, (to, ticket, _) in waiting.items()
         ]
 
-    def _differences(self) -> list[Found]:
-        """Return where processes that have ended made different calls in their main line."""
-        found = []
+    def _are_even(self) -> bool:
+        """Return whether the processes that have ended made equal calls in their main lines."""
         lines = self._main_lines
         keys = {
             (group, base): None
@@ -126,12 +123,7 @@ class Endings(Generic[To]):
             if mark != UNKNOWN
         }
         for group, base in keys:
-            sides: dict[str, list[int]] = {}
-            for process in self._all if group is None else group:
-                if process in lines and (mark := lines[process].mark(group, base)) != UNKNOWN:
-                    sides.setdefault(mark, []).append(process)
-            if len(sides) > 1:
-                rows = sorted((processes, mark) for mark, processes in sides.items())
-                versions = [TrailVersion(mark, AT_END, "", processes) for processes, mark in rows]
-                found.append(Found(group, "main", base, versions))
-        return found
+            members = (p for p in (self._all if group is None else group) if p in lines)
+            if len({lines[process].mark(group, base) for process in members} - {UNKNOWN}) > 1:
+                return False
+        return True

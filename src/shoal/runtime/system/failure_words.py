@@ -34,6 +34,7 @@ _OF_RUNTIME = re.compile(r"JaxRuntimeError|XlaRuntimeError|Gloo|NCCL|[Cc]onnecti
 _RUNTIME_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 # Of those that no other process can cause.
+_TORN_STATUS = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
 _OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
 _LINKS = (  # printed by Python between two exceptions of a chain, with blank lines around
     ["The above exception was the direct cause of the following exception:"],
@@ -160,21 +161,39 @@ def is_exit(headline: str) -> bool:
     return headline.startswith(_EXITS)
 
 
-def is_torn(error: BaseException) -> bool:
-    """Return whether an error is from XLA or a transport, which another process's end may cause,
-    and which do not name it.
+def is_of_runtime(error: BaseException) -> bool:
+    """Return whether an error is from XLA or a transport, which do not name the lost peer.
 
     Also true if the program caught such an error, and raised another or exited because of it.
     """
     for at in causes_of(error):
         if isinstance(at, ShoalError):
             return False
-        text, is_xla = text_of(at), type(at).__name__ in _RUNTIME_TYPES
-        if is_xla and text.startswith(_OWN_STATUS):
+        is_xla = type(at).__name__ in _RUNTIME_TYPES
+        if is_xla and text_of(at).startswith(_OWN_STATUS):
             return False
-        if is_xla or any(words in text for words in _RUNTIME_WORDS):
+        if is_xla or _is_of_transport(at):
             return True
     return False
+
+
+def is_torn(error: BaseException) -> bool:
+    """Return whether an error of JAX's runtime says that a connection ended, or that it was given
+    up: most likely another process has ended. `is_of_runtime` is true of more."""
+    for at in causes_of(error):
+        if isinstance(at, ShoalError):
+            return False
+        is_xla = type(at).__name__ in _RUNTIME_TYPES
+        if _is_of_transport(at) or (is_xla and text_of(at).startswith(_TORN_STATUS)):
+            return True
+    return False
+
+
+def _is_of_transport(error: BaseException) -> bool:
+    """Return whether an error is JAX's, and about a connection: not the program's own, as to a
+    store or a data base."""
+    is_jaxs = type(error).__name__ in _RUNTIME_TYPES or type(error) in (ValueError, RuntimeError)
+    return is_jaxs and any(words in text_of(error) for words in _RUNTIME_WORDS)
 
 
 def is_torn_text(words: str) -> bool:
