@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -322,6 +323,17 @@ def test_those_that_left_in_order_are_the_root_of_what_failed_without_them(error
     assert first_failures(later) == [waits[0]]
     own = ended(ValueError("no data"), process=4, failed_s=6.0)
     assert first_failures([*rows, own]) == [own]
+
+
+def test_one_that_others_name_and_whose_thread_failed_has_failed_by_that():
+    reads = ended(OSError("shard 3")).record
+    reads = dataclasses.replace(reads, cause=dataclasses.replace(reads.cause, thread="shoal feed"))
+    waits = ended(PeerFailedError("b", failed={1: "x"}), process=0, because_of=[1], failed_s=1.2)
+    learned = ended(PeerFailedError("b", failed={0: "x"}), because_of=[0], failed_s=1.5)
+    sent = {"code": -15, "failed_s": None, "sent": (signal.SIGTERM,), "record": None}
+    for last in (learned, learned._replace(**sent)):
+        (root,) = first_failures([waits, last._replace(threads=(reads,))])
+        assert (root.process, exit_code(root)) == (1, 1)
 
 
 def test_an_error_that_names_others_is_not_of_those_that_left():

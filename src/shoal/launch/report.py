@@ -236,10 +236,11 @@ def exit_code(root: Ending) -> int:
         return ProcessLostError.exit_code
     if root.code == REQUEUE:  # without a notice: it would be started again for ever
         return PeerFailedError.exit_code
+    cause = None if root.record is None else root.record.cause
     # Without our hooks, as before `initialize`, Python ends with 1 after any exception.
     is_plain = root.code in (0, 1) or (root.was_ended and root.code < 0)
-    if is_plain and root.record is not None:  # sys.exit(256) ends a process with 0
-        return root.record.cause.exit_code or PeerFailedError.exit_code
+    if cause is not None and (is_plain or cause.thread):
+        return cause.exit_code or PeerFailedError.exit_code  # sys.exit(256) ends with 0
     return 1 if is_plain else shell_code(root.code)
 
 

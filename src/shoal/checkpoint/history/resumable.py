@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.names import ROOT, component, name_of
 from shoal.checkpoint.tree.plain_values import plain_json
 from shoal.errors import RestoreMismatchError, UsageError, with_article
+from shoal.runtime.system.shapes_only import for_shapes_only
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
@@ -286,13 +287,21 @@ def made_by(init: Any) -> Leaves | None:
     A function is traced: it makes nothing.
     """
     try:
-        from shoal.runtime.system.shapes_only import read_shapes
-
-        return read_shapes(init, leaves_in) if callable(init) else leaves_in(init)
+        return _traced(init) if callable(init) else leaves_in(init)
     except Exception as error:  # noqa: BLE001 - whatever it is, `init` is not called for its state
         name = type(error).__name__
         _LOG.debug("resume: `init` is not compared with the checkpoint: %s: %s", name, error)
         return None
+
+
+def _traced(init: Callable[[], Any]) -> Leaves:
+    """Return the leaves of what a function would make. Raises what it raises when it is traced."""
+    import jax
+
+    found: list[Leaves] = []
+    with for_shapes_only():
+        jax.eval_shape(lambda: found.append(leaves_in(init())))  # read before the trace ends
+    return found[0]
 
 
 def compare_restored(state: Leaves, made: Leaves, options: TargetOptions, where: str) -> None:
