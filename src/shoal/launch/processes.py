@@ -76,9 +76,10 @@ class ChildProcess:
         threads, closing devices) may take longer than the failure takes to end the others.
         """
         raises = self.sent or (self.code or 0) > 0  # else a signal ended it, not the exception
-        if self.code == -signal.SIGTERM and record is not None:
-            raises = record.at_s < self.asked_s < math.inf
-        if raises and record is not None and record.at_s < min(self.ended_s, self.sent_s):
+        until_s = min(self.ended_s, self.sent_s)
+        if not raises and self.asked_s < math.inf:  # unless it was asked to end in its teardown
+            raises, until_s = True, self.asked_s
+        if raises and record is not None and record.at_s < until_s:
             return record.at_s
         return None if self.sent else self.ended_s
 
