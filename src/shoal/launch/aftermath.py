@@ -144,6 +144,9 @@ class EndedJob(NamedTuple):
         place, step = _last_call(ending, cause)
         at = _whereabouts(ending)
         is_past = cause.error is None and at is not None and not at.is_waiting
+        last_met = None
+        if is_past and place is not None and place.call:
+            last_met = place
         words = cause.words
         if cause.kind not in _SHARED and (raised := _thread_of(ending)) is not None:
             said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"[:_SAID]
@@ -156,7 +159,7 @@ class EndedJob(NamedTuple):
             exit_code=code,
             step=step,
             place=None if is_past else place,
-            last_met=place if is_past and place is not None and place.call else None,
+            last_met=last_met,
             log=f"{ending.host}:{ending.log}" if ending.host and log else log,
         )
 
@@ -385,10 +388,12 @@ def _last_output(output: str) -> tuple[str, ...]:
 def _thread_of(ending: Ending) -> LastRecord | None:
     """Return the last exception that ended a thread of a process, if it was its own, and is not
     that of the process."""
-    own = ending.own_threads
-    error = own[-1].cause.error if own else None
-    is_same = ending.record is not None and ending.record.cause.error == error
-    return None if is_same or not own else own[-1]
+    if not ending.own_threads:
+        return None
+    last = ending.own_threads[-1]
+    if ending.record is not None and ending.record.cause.error == last.cause.error:
+        return None
+    return last
 
 
 def _kind(ending: Ending) -> str:

@@ -53,7 +53,9 @@ class _Rank(enum.IntEnum):
     """Kinds of failures, the likeliest root first."""
 
     OWN = enum.auto()
-    TOLD = enum.auto()  # its own, and known only from what it recorded or reported before its end
+    REPORTED = (
+        enum.auto()
+    )  # its own, and known only from what it recorded or reported before its end
     FOUND = enum.auto()  # by processes together: a difference, a deadline, a stall
     TORN = enum.auto()  # an error of JAX's runtime, which the end of another process may cause
     CONSEQUENCE = enum.auto()  # of the end of another process, as its error says
@@ -100,8 +102,10 @@ class Ending(NamedTuple):
 
         A report after the first signal is ignored: the launcher was the cause.
         """
-        left = gone if gone is not None and gone.state == "left" else None
-        if gone is not None and (left is not None or gone.at_s >= self.sent_s):
+        left = None
+        if gone is not None and gone.state == "left":
+            left, gone = gone, None
+        elif gone is not None and gone.at_s >= self.sent_s:
             gone = None
         is_lost = self.is_lost
         if gone is not None and gone.state == "lost" and gone.is_missed and self.code != 0:
@@ -131,10 +135,9 @@ class Ending(NamedTuple):
     @property
     def has_obeyed(self) -> bool:
         """Whether it ended as a program does that is asked to, and had not failed before."""
-        failed_s = self.known_failed_s
-        return self.code in _AS_ASKED and self.asked_s <= (
-            math.inf if failed_s is None else failed_s
-        )
+        if self.code not in _AS_ASKED or self.asked_s == math.inf:
+            return False
+        return self.known_failed_s is None or self.asked_s <= self.known_failed_s
 
     @property
     def known_failed_s(self) -> float | None:
@@ -158,7 +161,7 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
     ended by the launcher, or ended with 0 before it left the job; or else one that was frozen; or
     else those that left in order, and that the others missed: these may be several.
 
-    None: all ended on request, or because others did.
+    Empty: all ended on request, or because others did.
     """
     endings = list(endings)
     claims = [
@@ -169,13 +172,13 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
     ended_s = [
         known_failed_s
         for rank, known_failed_s, ending in claims
-        if rank == _Rank.OWN or not (rank == _Rank.TOLD or ending.sent)
+        if rank == _Rank.OWN or not (rank == _Rank.REPORTED or ending.sent)
     ]
     if not ended_s:
         return []  # all were ended by the launcher, on request
     claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
     rank, _, root = min(claims, key=lambda claim: claim[:2])
-    if rank <= _Rank.TOLD:
+    if rank <= _Rank.REPORTED:
         return [root]
     if frozen := [ending for ending in endings if ending.was_frozen]:
         return frozen[:1]
@@ -231,12 +234,12 @@ def exit_code(root: Ending) -> int:
     """
     if root.has_left:  # and the others missed it
         return PeerFailedError.exit_code
-    kind = "" if root.record is None else root.record.cause.kind
-    if root.was_frozen or root.is_lost or (root.code == 0 and kind != "exit"):
+    cause = None if root.record is None else root.record.cause
+    has_exited = cause is not None and cause.kind == "exit"
+    if root.was_frozen or root.is_lost or (root.code == 0 and not has_exited):
         return ProcessLostError.exit_code
     if root.code == REQUEUE:  # without a notice: it would be started again for ever
         return PeerFailedError.exit_code
-    cause = None if root.record is None else root.record.cause
     # Without our hooks, as before `initialize`, Python ends with 1 after any exception.
     is_plain = root.code in (0, 1) or (root.was_ended and root.code < 0)
     if cause is not None and (is_plain or cause.thread):
@@ -325,7 +328,7 @@ def _rank(ending: Ending) -> _Rank:
         if _is_torn(ending):
             return _Rank.TORN
         has_reported = gone is not None and gone.state == "failed" and code
-        return _Rank.OWN if has_reported else _Rank.TOLD
+        return _Rank.OWN if has_reported else _Rank.REPORTED
     cause = None if record is None else record.cause
     if code == 1 and cause is not None and cause.exit_code in _CONSEQUENCE_CODES:
         code = cause.exit_code  # without our hooks Python ends it with 1, whatever the error

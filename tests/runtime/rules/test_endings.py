@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.runtime.rules.endings import WAIT_S, Endings
 from shoal.runtime.rules.trail import TrailEntry, Trails
-from shoal.runtime.rules.trail_marks import EndedTrails, LatestMarks, TrailMarks
+from shoal.runtime.rules.trail_marks import LatestMarks
 
 GROUPS = (None, (0, 1), (1, 2, 3))
 PROCESSES = range(4)
@@ -23,10 +23,9 @@ def trails_of(process, histories):
     return trails
 
 
-def ended(calls, group=None, lane="main", base=""):
+def ended(calls, group=None, lane="main"):
     """Return the trails of a process that made these calls in one lane."""
-    trails = trails_of(0, {(group, lane): calls}).end()
-    return EndedTrails(base, [one._replace(base=base) for one in trails.trails])
+    return trails_of(0, {(group, lane): calls}).all_compared()
 
 
 def differ(said):
@@ -71,7 +70,7 @@ def test_a_process_hears_of_a_difference_if_one_has_ended_with_other_calls_as_fa
             look()
         now = until
         calls = {(g, "main"): v for g, v in histories[process].items() if not g or process in g}
-        endings.end(now, process, trails_of(process, calls).end(), process, ticket=process)
+        endings.end(now, process, trails_of(process, calls).all_compared(), process, ticket=process)
         have_ended.append(process)
         waiting[process] = now
         look()
@@ -126,15 +125,16 @@ def test_a_difference_that_was_known_before_a_loss_is_still_reported():
 def test_calls_that_count_from_different_points_are_not_compared():
     endings = Endings(3, LatestMarks())
     endings.end(0.0, 0, ended("ab"), 0, ticket=1)
-    endings.end(0.0, 1, EndedTrails("since a loss", []), 1, ticket=1)
-    endings.end(0.0, 2, EndedTrails("", [TrailMarks(None, "main", "", "?")]), 2, ticket=1)
+    since_a_loss = [one._replace(base="since a loss") for one in ended("xy")]
+    endings.end(0.0, 1, since_a_loss, 1, ticket=1)
+    endings.end(0.0, 2, [], 2, ticket=1)  # unknown calls are not sent
     assert endings.answer(0.0)[0] == []
 
 
 def test_calls_of_a_running_process_are_compared_as_far_as_both_go():
     marks = LatestMarks()
     endings = Endings(2, marks)
-    (beat,) = ended("abcd").trails
+    (beat,) = ended("abcd")
     assert marks.receive(1, beat) is None
     endings.end(0.0, 0, ended("ab"), 0, ticket=1)
     assert endings.answer(WAIT_S)[0] == [], "it may yet make them"

@@ -30,7 +30,7 @@ class LocalStore:
 
     def __init__(self, folder: Folder | str | os.PathLike[str]) -> None:
         self._folder = LocalFolder(folder) if isinstance(folder, str | os.PathLike) else folder
-        self._ignored: set[int] = set()  # of which a warning has told
+        self._ignored: set[int] = set()  # files that a warning has named
 
     def __repr__(self) -> str:
         return f"LocalStore({self.path!r})"

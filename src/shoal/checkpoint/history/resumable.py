@@ -64,7 +64,7 @@ class Asked:
         try:
             wishes = wishes_of(self._request, manifest).wishes
         except RestoreMismatchError as error:
-            error.args = (told(f"{refused}, for its target", error.problems, _SAVE_ELSEWHERE),)
+            error.args = (listing(f"{refused}, for its target", error.problems, _SAVE_ELSEWHERE),)
             raise
         if self._made is not None:
             detail, options = f"{refused}: `init` makes another", self._request.options
@@ -126,11 +126,11 @@ def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_n
     except UsageError as error:  # a class takes no such children
         differences = [str(error)]
     if differences:
-        raise RestoreMismatchError(told(detail, differences), problems=differences)
+        raise RestoreMismatchError(listing(detail, differences), problems=differences)
     return leaves_of(records)
 
 
-def told(detail: str, lines: Sequence[str], remedy: str = "") -> str:
+def listing(detail: str, lines: Sequence[str], remedy: str = "") -> str:
     """Return a message that lists the first of some lines."""
     more = len(lines) - _MOST_LISTED
     listed = [*lines[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])]
@@ -339,7 +339,7 @@ def compare(state: Leaves, made: Leaves, options: TargetOptions, detail: str, re
             )
     if lines:
         raise RestoreMismatchError(
-            told(detail, lines, f"{remedy}\n{_MAY_CHANGE}"), problems=lines, **kinds
+            listing(detail, lines, f"{remedy}\n{_MAY_CHANGE}"), problems=lines, **kinds
         )
 
 

@@ -489,7 +489,9 @@ class _Matching:
         if not both or ROOT in both or len(unmatched.missing) < len(self.missing):
             return ""
         is_whole = not kept and self.options.only is None
-        word = f"only={_WORD!r}" if is_whole and _WORD not in self.known else ""
+        word = ""
+        if is_whole and _WORD not in self.known:
+            word = f"only={_WORD!r}"
         above = {one for name in self.known - both for one in _prefixes(name)}
         tops = dict.fromkeys(_top(name, above) for name in sorted(both))
         only = [top if top in both else f"{escaped(top)}/**" for top in tops]
@@ -618,12 +620,13 @@ def _unexpected(names: Sequence[str], target: Collection[str], spare: Spare) -> 
     below: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         below[_top(name, above)].append(name)
-    return [
-        f"{found[0]}: is {detail}"
-        if len(found) == 1
-        else f"{top}: {len(found)} leaves are {detail}"
-        for top, found in below.items()
-    ]
+    lines = []
+    for top, found in below.items():
+        if len(found) == 1:
+            lines.append(f"{found[0]}: is {detail}")
+        else:
+            lines.append(f"{top}: {len(found)} leaves are {detail}")
+    return lines
 
 
 def _hint(one: Missing, known: Sequence[str], above: Sequence[str], spare: Spare) -> str:

@@ -290,7 +290,7 @@ def one_call(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
             if shapes_only():  # before it counts as a call: not all processes may come so far
-                raise UsageError(f"{operation}: `init` is traced for its shapes, which meets none")
+                raise UsageError(f"{operation}: not while `init` is traced for its shapes")
             coordinator = args[0] if of is None else of(*args, **kwargs)
             if coordinator is None:
                 return function(*args, **kwargs)

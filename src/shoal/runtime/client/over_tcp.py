@@ -259,7 +259,7 @@ class TcpCoordinator(BaseCoordinator):
 
         Waits until all have ended, or a process is gone, and a second at most. Raises as `members`.
         """
-        trails = json.dumps(self.trails.end()._asdict()).encode()
+        trails = json.dumps(self.trails.all_compared()).encode()
         answer = self._query(AT_END, {"do": "ended"}, WAIT_S + _MARGIN_AT_END_S, trails)
         return [
             Found(group and tuple(group), lane, base, [TrailVersion(*row) for row in rows])

@@ -184,7 +184,7 @@ def _is_of(side: TrailVersion, mine: str) -> bool:
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
     """Return the trail that differs. It starts again, if this is a meeting of its line."""
     if known.lane is not None:
-        count = max(int(side.text.partition(":")[0] or 0) for side in known.versions)
+        count = int(known.versions[0].text.partition(":")[0])
         return coordinator.trails.mark_reported(point, known.lane, count)
     versions = json.dumps(known.versions).encode()
     base = short_digest(versions).hex()

@@ -17,7 +17,7 @@ from shoal.runtime.rules.stopping import (
     Stopped,
     StopReport,
 )
-from shoal.runtime.rules.trail_marks import EndedTrails, TrailMarks
+from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -78,12 +78,9 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
     return trails
 
 
-def ended_of(frame: Frame, process: int, count: int) -> EndedTrails:
+def ended_of(frame: Frame, process: int, count: int) -> list[TrailMarks]:
     """Parse the trails of `process`, whose program has ended, in a job of `count`."""
-    given = body_value(frame)
-    if not isinstance(given, dict):
-        raise FrameError("the body holds no trails")
-    return EndedTrails(text_field(given, "base"), trails_of(given, process, count))
+    return trails_of({"trails": body_value(frame)}, process, count)
 
 
 class Arrival(NamedTuple):

@@ -150,7 +150,11 @@ class StalledGroup(NamedTuple):
     site: str  # "train.py:14"; "": unknown
     source: str  # the line of `site`
     order: tuple[int, int, int]  # the likeliest cause of the stall first
-    waits_for: str = ""  # "others", in a call of shoal; "reader", its own, in `feed`
+
+    @property
+    def waits_for(self) -> str:
+        """For what: "others", in a call of shoal; "reader", its own, in `feed`; else empty."""
+        return _WAITS_FOR.get(self.how, "")
 
     @property
     def text(self) -> str:
@@ -307,12 +311,7 @@ train.py:14'
             processes_at.setdefault(("left the job", line_of(where), order, 0), []).append(process)
         groups = [
             StalledGroup(
-                tuple(processes),
-                how,
-                site,
-                sources.get(site, ""),
-                (order, len(processes), tie),
-                _WAITS_FOR.get(how, ""),
+                tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
             )
             for (how, site, order, tie), processes in processes_at.items()
         ]

@@ -27,7 +27,6 @@ from shoal.hashing import call_digest, short_digest
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import (
     UNKNOWN,
-    EndedTrails,
     Found,
     LaneTrail,
     Marks,
@@ -282,13 +281,14 @@ class Trails:
             self._reported.update({key: trail.count for key, trail in grown})
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
 
-    def end(self) -> EndedTrails:
-        """Return all trails, for the end of the program."""
+    def all_compared(self) -> list[TrailMarks]:
+        """Return all trails that are compared, for the end of the program."""
         with self._lock:
-            return EndedTrails(self._base, [
-                TrailMarks(*key, trail.base, UNKNOWN if trail.is_silent else trail.marks.text)
+            return [
+                TrailMarks(*key, trail.base, trail.marks.text)
                 for key, trail in self._trails.items()
-            ])  # fmt: skip
+                if not trail.is_silent
+            ]
 
     def receive(self, found: Found) -> None:
         """Store a difference that others know of; the main thread's next check raises it."""

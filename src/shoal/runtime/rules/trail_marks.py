@@ -75,13 +75,6 @@ class TrailMarks(NamedTuple):
     marks: str
 
 
-class EndedTrails(NamedTuple):
-    """All trails of a process whose program has ended; UNKNOWN marks: it is not compared."""
-
-    base: str  # of trails that would begin now: of those in which it made no call
-    trails: Sequence[TrailMarks]
-
-
 class TrailVersion(NamedTuple):
     """The calls of some processes, where not all made the same calls."""
 
@@ -187,10 +180,6 @@ class LatestMarks:
                 return found
         return None
 
-    def add(self, found: Found) -> bool:
-        """Add a difference that other facts show; return whether it is new."""
-        return self.found.setdefault(found[:3], found) is found
-
     def _forget(self, process: int, trail: TrailMarks) -> None:
         """Drop earlier marks of a process for this trail, or for the one it replaces."""
         key, marks = self._last.pop((trail.group, trail.lane, process), ((None, "", ""), []))
@@ -203,12 +192,6 @@ class LatestMarks:
                 del holders[count]
         if not holders:
             self._holders.pop(key, None)
-
-
-def last_mark(text: str) -> str:
-    """Return the last mark, "count:digest" of all calls of a trail; empty if there was none."""
-    last = text.rpartition(" ")[2]
-    return last[:_TEXT] if [*_marks(last)] else ""
 
 
 def _marks(text: str) -> Iterator[tuple[int, str]]:

@@ -179,8 +179,8 @@ class LaneCaller:
                 ticket = whole_field(header, "ticket")
                 job.mail.answer([Reply(connection, ticket, waiting)])
         elif verb == "ended":
-            ended = ended_of(frame, process, self._count)
-            job.end(process, ended, connection, whole_field(header, "ticket"))
+            trails = ended_of(frame, process, self._count)
+            job.end(process, trails, connection, whole_field(header, "ticket"))
         else:
             _known(_QUERIES, verb)(job, connection, header)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.runtime.rules.endings import Endings
@@ -27,7 +27,7 @@ from shoal.runtime.rules.meeting_answers import (
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat, notice_header, step_text
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
-from shoal.runtime.rules.trail_marks import EndedTrails, Found, LatestMarks, TrailMarks
+from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
 from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
@@ -153,10 +153,10 @@ class ServedJob:
         frame = pack_frame(header, json.dumps(found.versions).encode())
         self.mail.push(found.group or range(self.num_processes), frame)
 
-    def end(self, process: int, ended: EndedTrails, to: Connection, ticket: int) -> None:
+    def end(self, process: int, trails: Sequence[TrailMarks], to: Connection, ticket: int) -> None:
         """Take the trails of a process whose program has ended in order, and which waits for the
         differences."""
-        self._endings.end(self.now(), process, ended, to, ticket)
+        self._endings.end(self.now(), process, trails, to, ticket)
         self._answer_ended()
 
     def _answer_ended(self) -> None:

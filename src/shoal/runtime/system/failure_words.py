@@ -7,6 +7,7 @@ a hostile or older process: it is always one printable line of bounded length.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
@@ -166,9 +167,7 @@ def is_of_runtime(error: BaseException) -> bool:
 
     Also true if the program caught such an error, and raised another or exited because of it.
     """
-    for at in causes_of(error):
-        if isinstance(at, ShoalError):
-            return False
+    for at in _causes_before_ours(error):
         is_xla = type(at).__name__ in _RUNTIME_TYPES
         if is_xla and text_of(at).startswith(_OWN_STATUS):
             return False
@@ -180,13 +179,16 @@ def is_of_runtime(error: BaseException) -> bool:
 def is_torn(error: BaseException) -> bool:
     """Return whether an error of JAX's runtime says that a connection ended, or that it was given
     up: most likely another process has ended. `is_of_runtime` is true of more."""
-    for at in causes_of(error):
-        if isinstance(at, ShoalError):
-            return False
+    for at in _causes_before_ours(error):
         is_xla = type(at).__name__ in _RUNTIME_TYPES
         if _is_of_transport(at) or (is_xla and text_of(at).startswith(_TORN_STATUS)):
             return True
     return False
+
+
+def _causes_before_ours(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, up to one of shoal, which says more."""
+    return itertools.takewhile(lambda at: not isinstance(at, ShoalError), causes_of(error))
 
 
 def _is_of_transport(error: BaseException) -> bool:
