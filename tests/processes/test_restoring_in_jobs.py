@@ -198,14 +198,15 @@ def other_models(path):
     me, rows = shoal.process_index(), shoal.Layout(shoal.make_mesh({"data": -1}), "data")
     made = []
 
-    def init(width, *, can_trace=True):
+    def init(width, *, meets=False):
         def make(key):
             return jax.random.normal(key, (4, width))
 
         placed = shoal.put(np.ones((4, width), np.float32), rows)
         own = np.full((2, width), me, np.float32)  # of each process
-        made.append(float(own.sum() if can_trace else placed.addressable_data(0).sum()))
-        shoal.barrier("in init")
+        made.append(float(own.sum()))
+        if meets:
+            shoal.barrier("in init")
         return {
             "put": placed,
             "create": shoal.create(make, jax.random.key(0), layouts=rows),
@@ -233,8 +234,9 @@ def other_models(path):
             ckpts.save(3, {**state, "v": np.ones(3)})
         assert ckpts.resume(rows, lambda: init(4), check_init=False)[1] == 3
         assert len(made) == 6
-        with pytest.raises(shoal.errors.DivergenceError, match="in init"):
-            ckpts.resume(rows, lambda: init(3, can_trace=me == 0))  # 1 leaves it before the barrier
+        # The trace ends where processes would meet: what such an `init` makes is not compared.
+        refused(3, lambda: ckpts.resume(rows, lambda: init(3, meets=me == 0)))
+        assert ckpts.resume(rows, lambda: init(3, meets=True))[1] == 3
         shoal.barrier("in step")
         shoal.put(np.ones(4, np.float32), rows)
         shoal.barrier("in step again")

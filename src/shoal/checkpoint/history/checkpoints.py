@@ -332,10 +332,10 @@ class Checkpoints(ReadOnlyHistory):
 
         To compare a restored state, a function `init` is traced by `jax.eval_shape`, on all
         processes. There `put`, `create`, `from_host_local` and `relayout` return arrays without
-        values, and other calls are made. One that cannot be traced, since it reads values of
-        arrays or calls `restore`, is not compared, which is logged at DEBUG. Numbers, strings,
-        `PerProcess` and None may become what they like, an `init` without arrays fits any state,
-        and dtypes are compared as devices hold them. What `only` leaves out is not compared.
+        values. One that cannot be traced, since it reads values of arrays, or calls `restore`,
+        `broadcast`, `barrier` or the like, is not compared, which is logged at DEBUG. Numbers,
+        strings, `PerProcess` and None may become what they like, an `init` without arrays fits any
+        state, and dtypes are compared as devices hold them. What `only` leaves out is not compared.
 
         It first waits for a running save of these checkpoints, as `restore` does. It also starts a
         thread that pre-faults the memory which `save` copies to.
