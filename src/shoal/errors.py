@@ -116,28 +116,43 @@ class ProcessLostError(ShoalError):
     """Processes are dead or unreachable. Raised on the survivors.
 
     `lost` maps each lost process to the reason. It is empty if the loss is that of a service which
-    all processes need: the coordinator, or JAX's service.
+    all processes need: the coordinator, or JAX's service. `ends` holds the same as facts for a
+    report, as far as they are known.
     """
 
     exit_code = 71
 
-    def __init__(self, message: str, *, lost: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        lost: Mapping[int, str] | None = None,
+        ends: Mapping[int, object] | None = None,
+    ) -> None:
         super().__init__(message)
         self.lost = dict(lost or {})
+        self.ends = dict(ends or {})
 
 
 class PeerFailedError(ShoalError):
     """Another process raised an exception or left early. `failed` maps each such process to its
     text: the exception and its place, or the exit. `details` is the traceback of the first, also a
-    note of this exception."""
+    note of this exception. `ends` holds the same as facts for a report, as far as they are known.
+    """
 
     exit_code = 72
 
     def __init__(
-        self, message: str, *, failed: Mapping[int, str] | None = None, details: str = ""
+        self,
+        message: str,
+        *,
+        failed: Mapping[int, str] | None = None,
+        details: str = "",
+        ends: Mapping[int, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.failed = dict(failed or {})
+        self.ends = dict(ends or {})
         self.details = details
         if details:
             self.add_note(details)

@@ -15,6 +15,7 @@ from shoal.errors import (
 )
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.system.failure_words import Departure
 
 NEVER = 99
 
@@ -39,7 +40,7 @@ def test_each_call_returns_exactly_those_that_are_left(dies_at, how, waits_first
         process, results = coordinator.process, []
         for turn in range(3):
             if dies_at[process] == turn:
-                job.depart(process, how, "as the test wants it")
+                job.depart(process, Departure("as the test wants it", how))
                 return results
             if waits_first:
                 try:

@@ -8,8 +8,8 @@ import signal
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.conclusion import Facts, Loss, conclude
-from shoal.launch.news import Gone, News, Whereabouts
-from shoal.launch.report import Ending
+from shoal.launch.news import News
+from shoal.runtime.exit.first_failure import Ending, Gone, Whereabouts
 from shoal.runtime.failures.facts import (
     CallPlace,
     Difference,
@@ -18,7 +18,7 @@ from shoal.runtime.failures.facts import (
     ProcessSet,
     StackFrame,
 )
-from shoal.runtime.failures.last_record import LastRecord, cause_of
+from shoal.runtime.failures.last_record import LastRecord, cause_of, record_of
 from shoal.runtime.failures.rendering import plain_text
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import is_torn
@@ -85,13 +85,14 @@ def test_what_jax_raises_once_another_process_is_gone_is_no_failure_of_its_own()
 
 
 def test_without_a_record_it_is_as_the_others_know_it():
-    words = "pkg.errors.Odd: no (data) (train.py:31 (main))\nTraceback (most recent call last):\n"
     at = Whereabouts(7, CallPlace(call="barrier", name="x", file="train.py", line=6), True)
-    gone = Gone("failed", words, 2.0, at=at)
-    (cause,) = failure_of(ended(0, gone=gone)).causes
-    assert (cause.error.type, cause.error.message) == ("Odd", "no (data)")
-    assert cause.frames == (StackFrame(file="train.py", line=31, function=""),)
+    gone = Gone("failed", "ValueError: no data", 2.0, at=at)
+    sent = gone._replace(record=record_of(ValueError("no data")))
+    (cause,) = failure_of(ended(0, gone=sent)).causes
+    assert (cause.error.type, cause.error.message) == ("ValueError", "no data")
     assert (cause.step, cause.place) == (7, at.place)
+    (cause,) = failure_of(ended(0, gone=gone)).causes
+    assert cause.words == ("It had reported: ValueError: no data",)
     (cause,) = failure_of(ended(0, code=3)).causes
     assert (cause.kind, cause.error) == ("exit", None)
     assert cause.words[0].startswith("No exception and no sys.exit was recorded: ")

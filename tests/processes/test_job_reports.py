@@ -11,7 +11,7 @@ import stat
 import pytest
 
 TRAIN = """
-import os, signal, sys
+import os, queue, signal, sys
 import shoal
 from shoal.errors import *
 from shoal.runtime.barrier import barrier
@@ -50,6 +50,12 @@ def raises_of_its_own(index):
         fails(index)
     except PeerFailedError as error:
         raise RuntimeError("no epoch") from error
+
+def stalls(index):
+    for step in range(6):
+        with shoal.step(step):
+            if step == 4 and index == 1: queue.Queue().get()
+            barrier("step")
 """
 SCRIPT = """
 sys.path.insert(0, os.path.dirname(__file__))
@@ -144,6 +150,21 @@ def test_a_deadline_names_the_process_that_did_not_arrive(run):
     assert lines[3].startswith("  missing   process 1        train.py:33   ")
     assert lines[-1] == "  Exit code 73 (of this process)."
     assert "shoal: failed" not in missing.err
+
+
+def test_a_stall_is_reported_as_the_stall(run):
+    first, stuck, other = run("stalls(index)", SHOAL_STALLED_AFTER_S="2")
+    reports = [one for one in (first, stuck, other) if "shoal: failed" in one.err]
+    assert [one.code for one in (first, stuck, other)] == [77] * 3
+    assert len(reports) == 1
+    lines = own_lines(reports[0])
+    at = next(i for i, line in enumerate(lines) if line.startswith("shoal: failed"))
+    claim = re.sub(r"moved for \d+ s", "moved for N s", lines[at])
+    stall = "no process has moved for N s; processes 0, 2 wait for process 1"
+    assert claim == f"shoal: failed: {stall}"
+    assert lines[at + 1].startswith("  process 1        train.py:45")
+    assert lines[at + 2].startswith("  processes 0, 2   train.py:46   waiting in shoal: barrier")
+    assert lines[-1] == "  Exit code 77 (of this process)."
 
 
 def test_a_comparison_has_all_processes_that_had_arrived(run):

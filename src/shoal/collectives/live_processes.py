@@ -22,7 +22,7 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.outcomes import ThisProcess, gone_error
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import failure_of, listed
+from shoal.runtime.system.failure_words import departures_of, failure_of, listed
 from shoal.runtime.verb import verb
 from shoal.tracebacks import at_caller
 
@@ -142,7 +142,7 @@ class LiveBlock:
             raise ProcessLostError(f"{what}: {names}", lost=dict.fromkeys(lost, names)) from error
         failed = {process: text.decode() for process, text in reports.items() if text}
         if error is None and failed:
-            raise gone_error("failed", failed, me, what)
+            raise gone_error("failed", departures_of(failed, "failed", {}), me, what)
 
     def _meet(self, words: bytes) -> Mapping[int, bytes]:
         """Return each survivor's report of its exception.

@@ -13,42 +13,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.errors import ProcessLostError
-from shoal.launch.news import KeeperNews, Whereabouts
+from shoal.launch.news import KeeperNews
 from shoal.launch.output import is_notice
-from shoal.launch.report import (
-    LEARNED,
+from shoal.runtime.exit.first_failure import (
+    SHARED,
     Ending,
+    Whereabouts,
     fails_by_itself,
+    has_only_learned,
     is_signal_from_outside,
+    left_cause,
+    line_at,
+    shared_cause,
     shell_code,
     signal_name,
 )
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
-    Difference,
     JobFailure,
     Memory,
     Others,
     ProcessSet,
-    Waiting,
     grouped,
     utc,
 )
 from shoal.runtime.failures.headline import (
     advice_of,
-    as_reported,
     job_headline,
-    place_words,
     raised_words,
 )
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import headline_of, listed
 
-# Of errors that all processes of a meeting share.
-_SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 # Of the interpreter; of C++, as printed by absl and the standard library.
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -120,7 +119,7 @@ class EndedJob(NamedTuple):
         root, *with_it = roots
         first = self._cause(root)
         shared = [e for e in self.endings if _kind(e) == first.kind]
-        if first.kind in _SHARED and root.record is not None:
+        if first.kind in SHARED and root.record is not None:
             return self.failure(first.kind, code, [self._of_all(first, shared)])
         own = [e for e in self.endings if e.process != root.process and _is_independent(e)]
         own.sort(key=lambda ending: ending.known_failed_s or 0.0)
@@ -148,7 +147,7 @@ class EndedJob(NamedTuple):
         if is_past and place is not None and place.call:
             last_met = place
         words = cause.words
-        if cause.kind not in _SHARED and (raised := _thread_of(ending)) is not None:
+        if cause.kind not in SHARED and (raised := _thread_of(ending)) is not None:
             said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"[:_SAID]
             words = (f"{said}.", *words)
         return dataclasses.replace(
@@ -187,61 +186,18 @@ class EndedJob(NamedTuple):
     def _of_all(self, first: Cause, shared: Sequence[Ending]) -> Cause:
         """Return a failure that all who met have been given."""
         causes = [self._cause(ending) for ending in shared]
-        processes = _processes(causes)
-        if first.wait is not None:
-            arrived: dict[CallPlace | None, list[int]] = {}
-            missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
-            for cause in causes:  # those that came later have the error, too
-                if not set(cause.processes) <= set(missing):
-                    arrived.setdefault(cause.place or _line_of(cause), []).extend(cause.processes)
-            waiting = [
-                Waiting(processes=ProcessSet(group), place=place)
-                for place, group in arrived.items()
-            ]
-            call = first.place.call if first.place else first.wait.call
-            wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
-            late = [e for e in self.endings if e.process in missing and len(missing) == 1]
+        found = shared_cause(first, causes)
+        processes, wait = found.processes, found.wait
+        if wait is not None:
+            late = [e for e in self.endings if e.process in processes and len(processes) == 1]
             log = self._cause(late[0]).log if late else ""
-            processes = missing or processes
-            alive = missing and all(e.sent for e in self.endings if e.process in missing)
-            was = "was" if len(missing) == 1 else "were"
-            running = listed(missing).capitalize() + f" {was} still running."
-            ended = dataclasses.replace(
-                first,
-                wait=wait,
-                processes=processes,
-                log=log,
-                words=(running,) if alive else (),
-                error=None,
-                frames=(),
-                left_out={},
-            )
-            return self.with_thread(ended, late)
-        if first.difference is not None:
-            difference = _joined(first.difference, [cause.difference for cause in causes])
-            sides = difference.sides
-            processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
-            first = dataclasses.replace(
-                first, difference=difference, error=None, frames=(), left_out={}
-            )
-        if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
-            first = dataclasses.replace(first, error=None, frames=(), left_out={})
+            alive = wait.missing and all(e.sent for e in self.endings if e.process in processes)
+            was = "was" if len(processes) == 1 else "were"
+            running = f"{capital(listed(processes))} {was} still running."
+            found = dataclasses.replace(found, log=log, words=(running,) if alive else ())
+            return self.with_thread(found, late)
         log = first.log if len(processes) == 1 else ""
-        return dataclasses.replace(first, processes=processes, log=log)
-
-
-def _joined(first: Difference, all_known: Iterable[Difference | None]) -> Difference:
-    """Return a difference with the processes that arrived after it was found, each on its side."""
-    first = dataclasses.replace(first, late=None)
-    sides = {dataclasses.replace(one, processes=ProcessSet()): one.processes for one in first.sides}
-    for known in all_known:
-        if known is None or known.late is None or dataclasses.replace(known, late=None) != first:
-            continue
-        side = dataclasses.replace(known.late, processes=ProcessSet())
-        sides[side] = ProcessSet([*sides.get(side, ()), *known.late.processes])
-    rows = [dataclasses.replace(side, processes=of) for side, of in sides.items()]
-    rows.sort(key=lambda side: (len(side.processes), side.processes))
-    return dataclasses.replace(first, sides=tuple(rows))
+        return dataclasses.replace(found, log=log)
 
 
 def _shown_in(cause: Cause) -> Iterator[int]:
@@ -332,15 +288,12 @@ def _by_itself(ending: Ending) -> Cause:
         )
     words = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
     if ending.gone is not None and ending.gone.state == "failed":
-        reported = as_reported(ending.gone.words)
+        sent, said = ending.gone.record, headline_of(ending.gone.words)
+        reported = dataclasses.replace(cause, words=(f"It had reported: {said}",))
+        reported = reported if sent is None else sent.cause
         return dataclasses.replace(reported, last_output=cause.last_output)
     if ending.has_left:
-        at = _whereabouts(ending)
-        place = None if at is None else at.place
-        where = ""
-        if place is not None and not place.call:  # else the last call, which it has returned from
-            where = f", by {place_words(place)}"
-        words = f"It had left the job in order{where}, and others waited for it."
+        words, *_ = left_cause(_whereabouts(ending)).words
     elif ending.code == 0:
         words = "It ended before it left the job: os._exit, exit() in native code, or "
         words += "initialize(hooks=False) without shutdown()."
@@ -364,8 +317,7 @@ def _lost(ending: Ending) -> str:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     if ending.was_frozen:
         return f"It was stopped by a signal (SIGSTOP), and {how}."
-    words = ending.gone.words.removesuffix(" (killed?)") if ending.gone is not None else ""
-    words = capital(words)
+    words = capital(ending.gone.why or ending.gone.words) if ending.gone is not None else ""
     lived = "" if ending.gone is not None and ending.gone.is_dismissed else ", but it lived on"
     return f"{words}{lived}; it {how}." if words else f"It {how}."
 
@@ -406,14 +358,10 @@ def _is_independent(ending: Ending) -> bool:
     if record is None or record.because_of is not None or ending.known_failed_s is None:
         return False
     kind = record.cause.kind
-    if kind in _SHARED or not (kind == "exception" or fails_by_itself(ending)):
+    if kind in SHARED or not (kind == "exception" or fails_by_itself(ending)):
         return False
     error = record.cause.error
     return error is not None and error.type != _CTRL_C and not record.is_torn
-
-
-def _processes(causes: Iterable[Cause]) -> ProcessSet:
-    return ProcessSet(process for cause in causes for process in cause.processes)
 
 
 def _ended(endings: Sequence[Ending]) -> tuple[Others, ...]:
@@ -447,16 +395,16 @@ def _grouped(groups: Mapping[Others, list[int]]) -> tuple[Others, ...]:
 
 def _other(ending: Ending) -> Others:
     none, code, record = ProcessSet(), shell_code(ending.code), ending.record
-    if record is not None and _only_learned(record):
+    if record is not None and has_only_learned(record):
         place, _ = _last_call(ending, record.cause)
         place = place and dataclasses.replace(place, age_s=None)
         # Its error was raised at the call in which it waited, or else at a later line.
-        line = place if record.cause.kind == "exit" else _line_of(record.cause)
+        line = place if record.cause.kind == "exit" else line_at(record.cause)
         if place is not None and place.call and (line is None or _is_same_line(place, line)):
             return Others(processes=none, state="waiting", place=place, exit_code=code)
         return Others(processes=none, state="running", place=line, exit_code=code)
     if record is not None and record.cause.error and record.cause.error.type == _CTRL_C:
-        return Others(processes=none, state="running", place=_line_of(record.cause))
+        return Others(processes=none, state="running", place=line_at(record.cause))
     if ending.was_ended:
         name = signal.SIGTERM.name
         if ending.sent:
@@ -471,22 +419,6 @@ def _other(ending: Ending) -> Others:
     else:
         words = f"ended with exit code {code}"
     return Others(processes=none, state="ended", exit_code=code, words=words)
-
-
-def _only_learned(record: LastRecord) -> bool:
-    """Return whether a process failed only with the error that reports another failure."""
-    error = record.cause.error
-    if record.cause.kind in (*_SHARED, "exit"):
-        return record.cause.kind != "exit" or record.because_of is not None
-    return record.because_of is not None and error is not None and error.type in LEARNED
-
-
-def _line_of(cause: Cause) -> CallPlace | None:
-    """Return the program's line at which a process stood."""
-    if not cause.frames:
-        return cause.place
-    frame = cause.frames[-1]
-    return CallPlace(file=frame.file, line=frame.line, source=frame.source)
 
 
 def _is_same_line(one: CallPlace, other: CallPlace) -> bool:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shoal.errors import InitializeError, ProcessLostError, StalledError, UsageError
 from shoal.launch.aftermath import EndedJob, of_coordinator, of_keeper
-from shoal.launch.news import News
-from shoal.launch.report import (
+from shoal.launch.news import KeeperNews, News
+from shoal.runtime.exit.first_failure import (
     Ending,
     cause_of,
-    dead_host_keeper,
     exit_code,
     fails_by_itself,
     first_failures,
     is_from_outside,
     names_no_process,
+    stalled_cause,
 )
-from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
+from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
@@ -169,20 +169,8 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
 
 def _stalled(job: EndedJob, news: News) -> Conclusion:
     code = StalledError.exit_code
-    odd, *others = news.stalled
-    headline = f"no process has moved for {news.stalled_s:.0f} s"
-    are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
-    if odd.waits_for == "reader":
-        headline += f"; {_wait(odd.processes)} for a reader"
-    elif len(others) == 1 and others[0].waits_for and not odd.waits_for:
-        headline += f"; {_wait(others[0].processes)} for {listed(odd.processes)}"
-    elif len(others) == 1 and (are_fewer or odd.words != others[0].words):
-        are = "is elsewhere" if len(odd.processes) == 1 else "are elsewhere"
-        left = "left the job"
-        headline += f"; {listed(odd.processes)} {left if odd.words.startswith(left) else are}"
-    wait = Wait(call="", arrived=tuple(others), missing=(odd,))
-    late = [ending for ending in job.endings if ending.process in odd.processes]
-    cause = Cause(processes=odd.processes, kind="stalled", wait=wait)
+    cause, headline = stalled_cause(news.stalled, news.stalled_s)
+    late = [ending for ending in job.endings if ending.process in cause.processes]
     cause = job.with_thread(cause, late)
     failure = job.failure("stalled", code, [cause], headline)
     if any(ending.code == code for ending in job.endings):  # not of processes without hooks
@@ -191,15 +179,22 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
     return Conclusion(code, failure=failure, has_failed=True)
 
 
-def _wait(processes: ProcessSet) -> str:
-    return f"{listed(processes)} {'waits' if len(processes) == 1 else 'wait'}"
-
-
 def _interrupted(job: EndedJob, number: signal.Signals) -> Conclusion:
     code = 128 + number
     sent_s = min((min(e.sent_s, e.asked_s) for e in job.endings), default=math.inf)
     at_s = sent_s if sent_s < math.inf else None
     return Conclusion(code, failure=job.stopped("interrupted", code, at_s, name=number.name))
+
+
+def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:
+    """Return the keeper whose death made JAX abort the root, or None."""
+    if root.code != -signal.SIGABRT or root.sent:
+        return None
+    for keeper in keepers:
+        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.known_failed_s or 0.0)
+        if root.process in keeper.processes and died_first and keeper.code != 0:
+            return keeper
+    return None
 
 
 def _failed(roots: Sequence[Ending], job: EndedJob, news: News) -> Conclusion:

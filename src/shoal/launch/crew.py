@@ -12,8 +12,8 @@ from shoal.launch.environment import Addresses, HostShare, JobStart, free_port
 from shoal.launch.loop import Console
 from shoal.launch.news import News
 from shoal.launch.order import JobOrder
-from shoal.launch.report import Ending
 from shoal.launch.services import ServiceProcesses
+from shoal.runtime.exit.first_failure import Ending
 from shoal.runtime.system.progress_file import Reached
 
 

@@ -29,8 +29,8 @@ from shoal.launch.loop import Console, ReportFiles
 from shoal.launch.order import JobOrder
 from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
-from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
+from shoal.runtime.exit.first_failure import is_signal_from_outside
 from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text

@@ -7,38 +7,17 @@ which failure is the cause.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.failures.facts import CallPlace, ProcessSet, Waiting
-from shoal.runtime.failures.last_record import place_of
-from shoal.runtime.rules.point import Point
+from shoal.runtime.exit.first_failure import Gone, stands_of, whereabouts_of
+from shoal.runtime.failures.facts import Waiting
+from shoal.runtime.failures.last_record import record_in
 from shoal.runtime.rules.stopping import SAVED
 from shoal.runtime.system.failure_words import listed
 
 _BY = "shoal.initialize() or jax.distributed.initialize()"
-
-
-class Whereabouts(NamedTuple):
-    """The last call of a process."""
-
-    step: int | None
-    place: CallPlace | None
-    is_waiting: bool  # for others, there
-
-
-class Gone(NamedTuple):
-    """How a process left the job; it may still be running."""
-
-    state: str  # "left" | "failed" | "lost"
-    words: str  # the headline of its exception, or why it is lost
-    at_s: float  # on the monotonic clock, which all processes of a host share
-    is_dismissed: bool = False  # declared lost for its silence, while its connection stood
-    follows: bool = False  # it failed because of others, as it reported
-    at: Whereabouts | None = None
-    is_missed: bool = True  # other processes were in the job then, or had not left it in order
 
 
 class KeeperNews(NamedTuple):
@@ -49,28 +28,6 @@ class KeeperNews(NamedTuple):
     processes: tuple[int, ...]
     gone_s: float | None = None  # when its connection ended, if before the job's end
     code: int | None = None  # its return code as in subprocess, if known
-
-
-def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
-    """Parse the last call of a process."""
-    if row is None:
-        return None
-    point = Point(str(row["name"]), fingerprint=str(row["call"]), site=str(row["site"]))
-    # The launcher has other modules than the program: it would find another file of that name.
-    place = dataclasses.replace(place_of(point), age_s=float(row["age_s"]), source="")
-    is_known = bool(place.call or place.file)
-    return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
-
-
-def _stands(group: Mapping[str, Any]) -> Waiting:
-    """Parse where processes stand that make no progress."""
-    place = None
-    if file := str(group.get("file", "")):
-        place = CallPlace(file=file, line=int(group["line"]), source=str(group["source"]))
-    processes = ProcessSet(map(int, group["processes"]))
-    waits_for = str(group.get("waits_for", ""))
-    words = str(group["words"])
-    return Waiting(processes=processes, place=place, words=words, waits_for=waits_for)
 
 
 class News:
@@ -111,7 +68,7 @@ class News:
             self._dismissed.add(int(message["dismissed"]))
         elif "stalled" in message:
             self.stalled_s = float(message["idle_s"])
-            self.stalled = tuple(map(_stands, message["stalled"]))
+            self.stalled = tuple(map(stands_of, message["stalled"]))
         elif "gone" in message:
             self._on_gone(int(message["gone"]), message)
         elif "keeper" in message:
@@ -183,4 +140,6 @@ class News:
             bool(message.get("follows")),
             whereabouts_of(message.get("at")),
             is_missed=is_missed if knows_missed is None else bool(knows_missed),
+            why=str(message.get("why", "")),
+            record=record_in(str(message.get("end", ""))),
         )

@@ -16,7 +16,7 @@ from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import LineStream, Log, Outlet
-from shoal.launch.report import Ending
+from shoal.runtime.exit.first_failure import Ending
 from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
 from shoal.runtime.rules.stopping import REQUEUE

@@ -26,7 +26,7 @@ from shoal.launch.nodes.messages import (
     start_of,
     verdict_of,
 )
-from shoal.launch.report import Ending
+from shoal.runtime.exit.first_failure import Ending
 from shoal.runtime.failures.facts import JobFailure, Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord, cause_of
 from shoal.runtime.system.progress_file import Reached

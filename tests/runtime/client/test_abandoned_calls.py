@@ -5,6 +5,7 @@ import pytest
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 
 
 class Table:
@@ -269,7 +270,7 @@ def test_who_leaves_because_of_a_loss_has_only_heard_of_it_first():
     assert table.kinds(table.arrive(1, "a", (0, 1), stage=1)) == ["lost"]
     table = Table(3)
     table.all_meet((0, 1), "a", group=(0, 1))
-    table.take(table.meeting.depart(table.now, 2, "lost", "killed"))
+    table.take(table.meeting.depart(table.now, 2, Departure("killed", "lost")))
     table.abandon(0, "a", (0, 1))  # of a loss that is none of the other's business
     assert table.kinds(table.arrive(1, "a", (0, 1), stage=1)) == ["abandoned"]
     table.abandon(0, "b", arrivals=0)

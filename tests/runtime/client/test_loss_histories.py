@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 
 PROCESSES = range(3)
 POINTS = [
@@ -81,7 +82,7 @@ class History:
 
     def depart(self, process, state):
         self.gone.setdefault(process, state)
-        self.take(self.meeting.depart(self.now, process, state, "gone"))
+        self.take(self.meeting.depart(self.now, process, Departure("gone", state)))
 
     def service(self):
         self.take(self.meeting.lose_service(self.now, "JAX's service", "killed"))

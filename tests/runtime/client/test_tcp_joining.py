@@ -15,6 +15,7 @@ from shoal.runtime.client.over_tcp import join
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import address_text, pack_frame, split_address
 
 
@@ -266,14 +267,15 @@ def test_who_is_declared_lost_learns_it_in_its_wait(fresh_place, come, run_all):
     def declare():
         while not first.members(timeout_s=20)[1].is_waiting:
             pass
-        second.on_declared_lost(
-            "silent for 60 s"
-        )  # what the watcher does when the meeting place says so
+        # What the watcher does when the meeting place reports it.
+        words = "silent for 60 s; last at 'x'"
+        second.on_declared_lost(Departure(words, "lost", why="silent for 60 s"))
 
     _, error = run_all(declare, lambda: _error_of(lambda: second.arrive(Point("x"), timeout_s=20)))
     assert type(error) is ProcessLostError
-    assert error.lost == {1: "silent for 60 s"}
-    assert "this process was declared lost: silent for 60 s; others have continued" in str(error)
+    assert error.lost == {1: "silent for 60 s; last at 'x'"}
+    assert error.ends[1].why == "silent for 60 s"
+    assert "this process was declared lost: silent for 60 s; last at 'x'; others" in str(error)
     with pytest.raises(ProcessLostError, match="declared lost"):
         second.check("step 3")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.exit.causes import explain, report_cut
 from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import Departure
 
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
 
 
 def test_a_lost_service_is_named_before_those_who_died_of_it():
     coordinator = LocalJob(2).coordinators[0]
-    coordinator.troubles.receive(None, "JAX's service", "lost", "silent for 2 s")
+    coordinator.troubles.receive(None, "JAX's service", Departure("silent for 2 s", "lost"))
     code, (first, second) = explain(coordinator, {1: ENDED})
     assert code == 71
     assert first == "JAX's service is lost: silent for 2 s"

@@ -1,18 +1,28 @@
-"""Which process reports the failure of its job, and what it says of the others."""
+"""What the report of a job says of the processes, where no launcher of shoal makes it."""
 
 from __future__ import annotations
+
+import json
+import threading
 
 import pytest
 
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.exit.causes import UNHEARD
-from shoal.runtime.exit.job_report import EndOfThis, failure_known, makes_report, stopped_line
-from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.system.failure_words import failure_of
+from shoal.runtime.exit.job_report import (
+    EndOfThis,
+    ProcessState,
+    failure_known,
+    report_job,
+    stopped_line,
+)
+from shoal.runtime.failures.facts import to_json
+from shoal.runtime.failures.last_record import how_of, record_of, record_of_exit
+from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure, failure_of
 
 STEP = Point("step", fingerprint="barrier", site="train.py:6 (main)")
-WAITED = "barrier 'step' (train.py:6)"
+AT = {"call": "barrier", "name": "step", "site": "train.py:6 (main)"}
 
 
 def raised(error):
@@ -22,18 +32,28 @@ def raised(error):
         return caught
 
 
-def member(process, state="here", words="", **more):
-    ago = f"{words}, 0.1 s ago" if state in ("lost", "left", "failed") else words
-    return Member(process, "h", state, ago, **more)
+def row(departure, *, since_s=1.0, end=None, **at):
+    facts = {**departure._asdict(), "since_s": since_s, "at": where(**at)}
+    return facts if end is None else {**facts, "end": json.dumps(to_json(end))}
 
 
-def failed(process, error, **more):
-    return member(process, "failed", failure_of(error).words, **more)
+def where(step=None, waits=False, **at):
+    return {"step": step, "age_s": 0.1, "waits": waits, **(AT | at)}
 
 
-def followed(process):
-    words = f"shoal.errors.PeerFailedError: process {process} of 4 (h): {WAITED} cannot complete: "
-    return member(process, "failed", f"{words}process 1 (h) raised ValueError (train.py:6 (main))")
+def here(**at):
+    return {"state": "here", "at": where(**at)}
+
+
+def failed(error, because_of=None, since_s=1.0):
+    record = record_of(error, point=STEP, because_of=because_of)
+    words, follows = failure_of(error).words, record.because_of is not None
+    return row(Departure(words, "failed", how_of(record), follows=follows), since_s=since_s,
+               end=record)  # fmt: skip
+
+
+def lost(since_s=1.0, step=None):
+    return row(Departure("x", "lost", why="its connection closed"), since_s=since_s, step=step)
 
 
 def coordinator(process=0, count=4):
@@ -43,77 +63,87 @@ def coordinator(process=0, count=4):
     return here
 
 
-def known(error, *members, peers=None, code=1, process=0):
-    return failure_known(coordinator(process), EndOfThis(raised(error), code, peers), members)
-
-
-def lost(process):
-    return member(process, "lost", "its connection closed (killed?)")
-
-
-@pytest.mark.parametrize(
-    ("members", "reports"),
-    [
-        ([member(0), member(1)], False),
-        ([lost(0), member(1)], False),
-        ([lost(0), lost(1), member(3)], True),
-        ([lost(0), member(1, "left", "left the job")], True),
-        ([lost(0), failed(1, raised(KeyError("x")))], False),  # it has reported
-        ([lost(0), member(1, "failed", "exited with code 3 (train.py:3 (main))")], True),
-        ([member(0, "lost", UNHEARD), member(1, "lost", UNHEARD)], False),
-    ],
-)
-def test_the_lowest_that_ends_and_can_say_so_reports(members, reports):
-    members = [one._replace(last_words=one.last_words.replace(f"{UNHEARD}, 0.1 s ago", UNHEARD))
-               for one in members]  # fmt: skip
-    end = EndOfThis(PeerFailedError("x", failed={3: "y"}), 72, {3: "y"})
-    assert makes_report(coordinator(2), end, members) is reports
-
-
-def test_of_what_a_few_were_given_the_lowest_of_these_reports():
-    sides = {"a": (2,), "b": (3,)}
-    end = EndOfThis(DivergenceError("x", sides=sides), 70, None)
-    assert makes_report(coordinator(2), end, [member(0), member(1), member(3)])
-    assert not makes_report(coordinator(3), end, [member(0), member(1), member(2)])
-    late = member(0, "failed", "shoal.errors.DivergenceError: x (train.py:6 (main))")
-    assert not makes_report(coordinator(2), end, [late, member(1), member(3)])
+def known(error, *rows, peers=None, code=1):
+    """Return the report of process 0."""
+    states = [ProcessState.of(process, one) for process, one in enumerate(rows)]
+    return failure_known(coordinator(), EndOfThis(raised(error), code, peers), states)
 
 
 def test_equal_failures_are_one_and_others_follow():
-    same = [failed(p, raised(KeyError("adamw"))) for p in (1, 3)]
-    own = raised(KeyError("adamw"))
-    failure = failure_known(
-        coordinator(), EndOfThis(own, 1, None), [same[0], failed(2, raised(OSError("no"))), same[1]]
-    )
+    same, other = failed(raised(KeyError("adamw"))), failed(raised(OSError("no")), since_s=0.5)
+    failure = known(KeyError("adamw"), same, same, other, same)
     assert [cause.processes for cause in failure.causes] == [(0, 1, 3), (2,)]
     assert failure.headline == "processes 0-1, 3 of 4 raised KeyError (1 of 2 errors)"
 
 
+def test_the_first_failure_is_that_of_the_facts_and_not_that_of_the_error():
+    peers = {2: Departure("ValueError: no answer (train.py:9 (load))")}
+    error = PeerFailedError("b", failed={2: peers[2].words})
+    first = failed(raised(OSError("no space")), since_s=3.0)
+    second = failed(raised(ValueError("no answer")), because_of=[1], since_s=2.0)
+    failure = known(error, here(), first, second, here(), peers=peers, code=72)
+    (cause,) = failure.causes
+    assert (cause.processes, cause.error.type) == ((1,), "OSError")
+    assert failure.headline == "process 1 of 4 raised OSError"
+
+
+def test_a_torn_connection_follows_the_process_that_is_lost():
+    torn = raised(RuntimeError("Gloo: Connection closed by peer"))
+    failure = known(torn, failed(torn), here(), here(), lost(since_s=0.5), code=1)
+    assert [(cause.kind, cause.processes) for cause in failure.causes] == [("lost", (3,))]
+
+
+def test_one_that_left_while_the_others_needed_it_is_the_failure():
+    gone = row(Departure("left the job", "left"), step=8, call="", name="", site="t.py:9 (main)")
+    error = PeerFailedError("b", failed={1: "left the job"})
+    peers = {1: Departure("left the job", "left")}
+    (cause,) = known(error, here(), gone, here(), here(), peers=peers, code=72).causes
+    assert (cause.kind, cause.exit_code, cause.step, cause.processes) == ("exit", 0, 8, (1,))
+    assert cause.words == ("It had left the job in order, by t.py:9, and others waited for it.",)
+
+
+def test_a_difference_of_others_is_the_failure_of_one_that_a_connection_ended():
+    found = failed(raised(DivergenceError("b")), since_s=0.5)
+    torn = raised(RuntimeError("Gloo: Connection closed by peer"))
+    (cause,) = known(torn, failed(torn), found, found, here()).causes
+    assert (cause.kind, cause.processes) == ("diverged", (1, 2))
+
+
 def test_what_the_others_did_is_said_as_far_as_it_is_known():
     error = PeerFailedError("b", failed={1: "ValueError: no data (train.py:9 (load))"})
-    failure = known(error, member(1), followed(2), member(3), peers=error.failed, code=72)
-    (cause,) = failure.causes
-    assert (cause.error.type, cause.error.message) == ("ValueError", "no data")
+    cause = failed(raised(ValueError("no data")), since_s=2.0)
+    exits = record_of_exit(9, "exited with code 9", [1], 2)
+    exited = row(Departure("exited with code 9", how="exited", follows=True), end=exits)
+    waits = here(call="allgather", name="eval", site="train.py:20 (main)", waits=True)
+    peers = {1: Departure(error.failed[1], how="raised")}
+    failure = known(error, here(), cause, exited, waits, peers=peers, code=72)
     by_process = {p: one for one in failure.others for p in one.processes}
-    assert (by_process[2].state, by_process[2].place.call) == ("waiting", "barrier")
-    assert 3 not in by_process
-    elsewhere = member(3, place="allgather 'eval' (train.py:20)", is_waiting=True)
-    (_, other) = known(error, member(1), elsewhere, peers=error.failed).others
-    assert (other.state, other.place.call, other.place.line) == ("waiting", "allgather", 20)
+    assert (by_process[2].state, by_process[2].words) == ("ended", "")
+    place = by_process[3].place
+    assert (by_process[3].state, place.call, place.line) == ("waiting", "allgather", 20)
 
 
 def test_processes_that_were_lost_alike_are_one_cause():
-    words = "its connection closed (killed?); step 89, last at barrier 'step' (train.py:3), 0.1 s b"
-    error = ProcessLostError("b", lost={2: words, 3: words})
-    (cause,) = known(error, member(1), lost(2), lost(3), peers=error.lost).causes
+    departure = Departure("its connection closed (killed?); step 89", "lost", "", "its connection")
+    peers = {2: departure, 3: departure}
+    error = ProcessLostError("b", lost={2: departure.words, 3: departure.words}, ends=peers)
+    gone = lost(step=89)
+    (cause,) = known(error, here(), here(), gone, gone, peers=peers, code=71).causes
     assert (cause.processes, cause.kind, cause.step) == ((2, 3), "lost", 89)
     assert cause.words == ("Its connection closed.",)
-    assert cause.place.line == 3
+    assert cause.place.line == 6
+
+
+def test_without_the_coordinator_the_error_says_it():
+    peers = {1: Departure("silent for 10 s; last at 'x'", "lost", why="silent for 10 s")}
+    error = ProcessLostError("b", lost={1: peers[1].words}, ends=peers)
+    (cause,) = known(error, peers=peers, code=71).causes
+    assert (cause.processes, cause.kind, cause.words) == ((1,), "lost", ("Silent for 10 s.",))
 
 
 def test_a_service_that_is_lost_is_the_cause():
     here = coordinator()
-    here.troubles.receive(None, "JAX's service", "lost", "silent for 2 s")
+    here.troubles.receive(None, "JAX's service", Departure("silent for 2 s", "lost"))
     end = EndOfThis(raised(ProcessLostError("x")), 71, {})
     (cause,) = failure_known(here, end, []).causes
     words = "JAX's service is lost: silent for 2 s"
@@ -121,16 +151,19 @@ def test_a_service_that_is_lost_is_the_cause():
     assert stopped_line(here, end).endswith(f": {words}")
 
 
-def test_a_process_that_was_declared_lost_says_so_and_reports_nothing():
-    reason = "silent for 10 s; step 3, last at barrier 'step' (train.py:6), 9.0 s before"
-    end = EndOfThis(raised(ProcessLostError("x", lost={0: reason})), 71, {0: reason})
+def test_a_process_that_was_declared_lost_says_so_and_reports_nothing(capsys):
+    departure = Departure("silent for 10 s; step 3, last at x", "lost", why="silent for 10 s")
+    end = EndOfThis(raised(ProcessLostError("x")), 71, {0: departure})
     assert stopped_line(coordinator(), end).endswith(": it was declared lost: silent for 10 s")
-    assert not makes_report(coordinator(), end, [])
+    report_job(coordinator(), end, threading.Event())
+    assert capsys.readouterr().err == ""
 
 
-def test_secrets_are_hidden_in_the_one_line():
+@pytest.mark.parametrize("how", ["raised", ""])
+def test_secrets_are_hidden_in_the_one_line(how):
     words = "ValueError: bad HF_TOKEN=hf_abc (train.py:9 (load))"
     error = PeerFailedError("b", failed={1: words})
-    line = stopped_line(coordinator(), EndOfThis(error, 72, error.failed))
+    end = EndOfThis(error, 72, {1: Departure(words, how=how)})
+    line = stopped_line(coordinator(), end)
     assert "HF_TOKEN=(hidden)" in line
     assert line.startswith("shoal: process 0 of 4 (")

@@ -15,6 +15,7 @@ from shoal.runtime.exit import torch_agent
 from shoal.runtime.exit.causes import UNHEARD, peers_behind
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import Departure
 
 # Of the second node of two, with four processes each.
 NODE = {"TORCHELASTIC_RUN_ID": "none", "RANK": "6", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}
@@ -96,12 +97,12 @@ def test_a_file_that_exists_is_not_replaced(agent, file):
 
 def test_only_the_time_of_a_record_is_changed(agent, file, monkeypatch):
     file.write_text(RECORDED)
-    agent.outlast(6, {0: "on the other node"})
+    agent.outlast(6, {0: Departure("on the other node")})
     assert file.read_text() == RECORDED
     monkeypatch.setattr(torch_agent, "_AGENT_S", 0.0)
     monkeypatch.setattr(TorchAgent, "note_signals", lambda *_: None)
     before = time.time()
-    at_s = agent.outlast(6, {4: "ValueError: no data"})
+    at_s = agent.outlast(6, {4: Departure("ValueError: no data")})
     assert file.read_text() == RECORDED.replace("1700000000", str(int(at_s)))
     assert int(at_s) > before
 
@@ -134,16 +135,16 @@ def test_a_file_that_cannot_be_written_is_reported(file, capsys):
 @pytest.mark.parametrize(
     ("env", "process", "peers", "stays"),
     [
-        (NODE, 6, {4: "ValueError: no data"}, True),
-        (NODE, None, {7: "its connection closed"}, True),
-        (NODE, 6, {5: "left the job by SystemExit (exit code unknown)"}, True),
-        (NODE, 6, {3: "on the other node", 4: "because of it"}, False),
-        (NODE, 6, {5: "left the job; last at 'x'"}, False),  # with code 0: torchrun sees no failure
+        (NODE, 6, {4: Departure("ValueError: no data")}, True),
+        (NODE, None, {7: Departure("its connection closed")}, True),
+        (NODE, 6, {5: Departure("at f (t.py:3)", "left", "exited")}, True),
+        (NODE, 6, {3: Departure("on the other node"), 4: Departure("because of it")}, False),
+        (NODE, 6, {5: Departure("went", "left")}, False),  # with code 0: torchrun sees no failure
         (NODE, 6, {}, False),  # a service
-        (NODE, 2, {4: "ValueError: no data"}, False),  # the program's own numbers
-        ({**NODE, "SHOAL_PROCESS_ID": "6"}, 6, {4: "of shoal run"}, False),
-        ({**NODE, "LOCAL_RANK": "two"}, 6, {4: "of another launcher"}, False),
-        ({}, 6, {4: "without torchrun"}, False),
+        (NODE, 2, {4: Departure("ValueError: no data")}, False),  # the program's own numbers
+        ({**NODE, "SHOAL_PROCESS_ID": "6"}, 6, {4: Departure("of shoal run")}, False),
+        ({**NODE, "LOCAL_RANK": "two"}, 6, {4: Departure("of another launcher")}, False),
+        ({}, 6, {4: Departure("without torchrun")}, False),
     ],
 )
 def test_it_outlasts_processes_of_its_own_node(env, process, peers, stays, monkeypatch):
@@ -155,8 +156,8 @@ def test_it_outlasts_processes_of_its_own_node(env, process, peers, stays, monke
 
 
 def test_the_first_of_the_processes_behind_an_error_of_jax_is_first():
-    def gone(process, since_s, said="silent"):
-        return Member(process, "h", "lost", said, since_s=since_s)
+    def gone(process, since_s, how=""):
+        return Member(process, "h", "lost", "silent", since_s=since_s, how=how)
 
     rows = [gone(0, 0.1), gone(2, 0.5), gone(3, 0.4)]
     found = peers_behind(RuntimeError(), {row.process: row for row in rows})
@@ -168,6 +169,6 @@ def test_an_error_about_an_error_about_a_peer_has_the_same_cause():
     error = raised()
     error.__context__ = RuntimeError("while it was handled")
     error.__context__.__cause__ = PeerFailedError("barrier", failed={3: "ValueError"})
-    assert peers_behind(error, {}) == {3: "ValueError"}
+    assert peers_behind(error, {}) == {3: Departure("ValueError")}
     assert peers_behind(ProcessLostError("the coordinator is lost"), {}) == {}
     assert peers_behind(raised(), {}) is None

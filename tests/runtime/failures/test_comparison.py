@@ -17,7 +17,6 @@ from shoal.runtime.failures.comparison import (
     needs,
 )
 from shoal.runtime.failures.facts import CallPlace, Difference, of_json, to_json
-from shoal.runtime.failures.headline import as_reported
 from shoal.runtime.system.callsite import callsite, source_at
 
 ENDED = "(nothing: it ends before)"
@@ -203,12 +202,3 @@ def test_what_differs_is_read_from_two_lines_about_a_leaf(lines, kind, said):
 def test_every_kind_has_words_and_says_what_must_be_equal(kind, call, name, words, need):
     assert headline(Kind(kind), call, name) == words
     assert needs(call, kind).startswith(need)
-
-
-def test_a_frame_of_code_without_a_file_has_no_line():
-    words = (
-        "ValueError: no data (train.py:31 (main))\nTraceback (most recent call last):\n"
-        '  File "/x/train.py", line 31, in main\n    load()\n  File "/x/gen.py", line 1, in f\n'
-        "ValueError: no data"
-    )
-    assert [frame.source for frame in as_reported(words).frames] == ["load()", ""]

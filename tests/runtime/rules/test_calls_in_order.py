@@ -8,6 +8,7 @@ import pytest
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-it-works" / "meeting.md"
 ROW = re.compile(r"\| (?P<what>[^|]*) \| `(?P<trace>[^`]*)` \| `(?P<answers>[^`]*)` "
@@ -49,7 +50,7 @@ class Trace:
             group = found["group"] and tuple(map(int, found["group"].split(",")))
             if name == "lost":
                 self.lost = process  # the highest
-                self.take(self.meeting.depart(self.now, process, "lost", "killed"))
+                self.take(self.meeting.depart(self.now, process, Departure("killed", "lost")))
             elif found["leaves"]:
                 self.leave(process, name)
             else:

@@ -11,6 +11,7 @@ from shoal.runtime.rules.gathering import Gathering, Line, WaitingProcess, find_
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import WaitCycle
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 
 
 class Table:
@@ -40,7 +41,7 @@ class Table:
         return process, self.tickets
 
     def depart(self, process, state, words="gone"):
-        self.take(self.meeting.depart(self.now, process, state, words))
+        self.take(self.meeting.depart(self.now, process, Departure(words, state)))
 
     def advance(self, seconds):
         self.now += seconds
@@ -194,7 +195,7 @@ def test_who_is_gone_ends_waits_now_and_later_but_not_those_of_others(state, kin
     others = table.arrive(0, "pair", group=(0, 2), lane="side")
     table.depart(1, state, "line one\nthe reason")
     assert table.kind(waiting) == kind
-    assert table.answers[waiting].facts["gone"] == [[1, "line one\nthe reason"]]
+    assert table.answers[waiting].gone == [(1, Departure("line one\nthe reason", state))]
     assert table.kind(table.arrive(2)) == kind
     assert table.kind(table.arrive(2, "pair", group=(0, 2), lane="side")) == "ok"
     assert table.kind(others) == "ok"
@@ -222,8 +223,9 @@ def test_the_first_that_did_not_leave_in_peace_is_the_cause():
     table = Table(4)
     for process, state in ((3, "left"), (2, "failed"), (1, "lost")):
         table.depart(process, state, f"words of\n{process}")
-    facts = table.answers[table.arrive(0)].facts
-    assert facts["gone"] == [[2, "words of\n2"], [3, "words of"]]
+    (first, second) = table.answers[table.arrive(0)].gone
+    assert first == (2, Departure("words of\n2"))
+    assert second == (3, Departure("words of", "left"))
 
 
 def test_only_the_first_word_on_how_a_process_went_counts():

@@ -22,6 +22,7 @@ from shoal.runtime.rules.meeting_answers import (
     outcome_of,
 )
 from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 VERSIONS = [TrailVersion("3:ab", "w", "t.py:1", [0]), TrailVersion("", "", "", [1, 2])]
@@ -67,8 +68,15 @@ TRAVELS = [
         '{"missing": [1, 2], "words": [[1, "joined"]], "by": 0, "timeout_s": 5.0, '
         '"at": "\'a\'", "stacks": [[1, "in fit"]]}',
     ),
-    (ProcessesGone("lost", [(1, "killed")]), '{"gone": [[1, "killed"]]}'),
-    (ProcessesGone("failed", [(1, "E"), (2, "E")]), '{"gone": [[1, "E"], [2, "E"]]}'),
+    (
+        ProcessesGone("lost", [(1, Departure("killed", "lost"))]),
+        '{"gone": [[1, ["killed", "lost", "", "", false]]]}',
+    ),
+    (
+        ProcessesGone("failed", [(1, Departure("E")), (2, Departure("E", how="exited"))]),
+        '{"gone": [[1, ["E", "failed", "", "", false]], '
+        '[2, ["E", "failed", "exited", "", false]]]}',
+    ),
     (ServicesLost([("JAX", "cut off")]), '{"gone": [], "services": [["JAX", "cut off"]]}'),
     (CallLeft(2, "KeyboardInterrupt"), '{"process": 2, "words": "KeyboardInterrupt"}'),
 ]

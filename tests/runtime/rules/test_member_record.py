@@ -5,6 +5,7 @@ import pytest
 from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Record
+from shoal.runtime.system.failure_words import Departure
 
 EPOCH = Point("epoch", site="t.py:9 (f)")
 STEP = "'step' (t.py:8)"
@@ -49,16 +50,16 @@ def test_who_is_stopped_is_shown_as_stopped_while_it_is(record):
 def test_how_it_went_says_where_it_was_last(record):
     record.take_beat(2.0, beat(STEP, 0.5))
     record.stop(3.0, is_stopped=True)
-    record.leave(4.0, "lost", "killed")
-    assert record.departure_reason == f"killed; step 6, last at {STEP}, 2.5 s before"
+    record.leave(4.0, Departure("killed", "lost"))
+    assert record.departure.words == f"killed; step 6, last at {STEP}, 2.5 s before"
     member = record.member(6.0)
     assert (member.state, member.last_words) == ("lost", "killed, 2.0 s ago")
 
 
 def test_a_traceback_says_where_by_itself_and_who_did_nothing_was_nowhere(record):
-    record.leave(1.0, "lost", "killed")
-    assert record.departure_reason == "killed"
+    record.leave(1.0, Departure("killed", "lost"))
+    assert record.departure.words == "killed"
     other = Record(2, "c", 18, 0.0)
     other.take_beat(2.0, beat(STEP, 0.5))
-    other.leave(3.0, "failed", "Traceback\nValueError: no data")
-    assert other.departure_reason == "Traceback\nValueError: no data"
+    other.leave(3.0, Departure("Traceback\nValueError: no data"))
+    assert other.departure.words == "Traceback\nValueError: no data"

@@ -18,6 +18,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.outcomes import ThisProcess, error_of, waiting_line
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
 HINT = "if they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
@@ -108,7 +109,8 @@ def test_calls_that_failed_before_are_named():
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
-    gone = [(1, "Traceback\n  File x\nValueError: no data\n"), (2, "left the job")]
+    trace = Departure("Traceback\n  File x\nValueError: no data\n")
+    gone = [(1, trace), (2, Departure("left the job", "left"))]
     error = error_of(ProcessesGone("failed", gone), ME, POINT, 0.0)
     assert [str(error), *error.details.splitlines()] == [
         "process 3 of 100 (host3): 'epoch' (train.py:31) cannot complete: process 1 (host1)"
@@ -125,23 +127,26 @@ TRACE = (
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "lines"),
+    ("words", "how", "told", "lines"),
     [
         (
             f"ValueError: no data (t.py:3 (f))\n{TRACE}",
+            "",
             "raised ValueError: no data (t.py:3 (f))",
             5,
         ),
-        (TRACE, "raised ValueError: no data", 5),
-        ("left the job; last at 'x', 2.0 s before", "left the job; last at 'x', 2.0 s before", 0),
-        ("exited: no data (t.py:3 (f))", "exited: no data (t.py:3 (f))", 0),
-        ("it hung, and was ended", "is gone: it hung, and was ended", 0),
-        ("initialize: no\nset X", "is gone: initialize: no", 2),
-        ("\x1b[2Jx\rprocess 5 raised\n\u2028y", "is gone: [2Jx", 4),
+        ("ValueError: no data", "raised", "raised ValueError: no data", 0),
+        (TRACE, "", "raised ValueError: no data", 5),
+        ("went at 'x', 2.0 s before", "left", "went at 'x', 2.0 s before", 0),
+        ("exited: no data (t.py:3 (f))", "exited", "exited: no data (t.py:3 (f))", 0),
+        ("it hung, and was ended", "", "is gone: it hung, and was ended", 0),
+        ("initialize: no\nset X", "", "is gone: initialize: no", 2),
+        ("\x1b[2Jx\rprocess 5 raised\n\u2028y", "", "is gone: [2Jx", 4),
     ],
 )
-def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, told, lines):
-    error = error_of(ProcessesGone("failed", [(1, words)]), ME, POINT, 0.0)
+def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, how, told, lines):
+    departure = Departure(words, "left" if how == "left" else "failed", how)
+    error = error_of(ProcessesGone("failed", [(1, departure)]), ME, POINT, 0.0)
     first, more = str(error), error.details.splitlines()
     head = "process 3 of 100 (host3): 'epoch' (train.py:31) cannot complete: "
     assert first.isprintable()

@@ -7,6 +7,7 @@ import pytest
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 
@@ -40,7 +41,7 @@ class Table:
         return self.arrive(process, "live", group, survivors=True, **more)
 
     def depart(self, process, state="lost", words="killed"):
-        self.take(self.meeting.depart(self.now, process, state, words))
+        self.take(self.meeting.depart(self.now, process, Departure(words, state)))
 
     def advance(self, seconds):
         self.now += seconds
@@ -125,7 +126,7 @@ def test_who_comes_to_an_ordinary_point_where_survivors_wait_is_told_of_the_loss
     waiting = table.live(0)
     late = table.arrive(1, "epoch")
     assert table.kind(late) == "lost"
-    assert table.answers[late].facts["gone"] == [[2, "killed"]]
+    assert table.answers[late].gone == [(2, Departure("killed", "lost"))]
     assert table.kind(waiting) == "waits"
     assert table.kind(table.live(1), waiting) == "live"
 
@@ -196,7 +197,7 @@ def test_who_is_gone_itself_is_told_and_counts_for_nothing():
     table.depart(1, "failed", "ValueError: no data")
     zombie = table.live(1)
     assert table.kind(zombie) == "failed"
-    assert table.answers[zombie].facts["gone"] == [[1, "ValueError: no data"]]
+    assert table.answers[zombie].gone == [(1, Departure("ValueError: no data"))]
     assert table.answers[table.live(0)].facts["alive"] == [0]
 
 
@@ -306,7 +307,7 @@ def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time(
     [reply] = ask(4.0, [2], 2.0, "observer", 10)
     assert reply.answer.facts == {"stacks": {}}
     hear(4.1, 1, questions[1][0] + 2, "in load")
-    [reply] = table.meeting.depart(4.2, 0, "lost", "killed")
+    [reply] = table.meeting.depart(4.2, 0, Departure("killed", "lost"))
     assert (reply.ticket, reply.answer.facts) == (9, {"stacks": {1: "in load"}})
 
 

@@ -17,6 +17,7 @@ from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.stacks import stacks
 from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock
@@ -37,8 +38,8 @@ def troubles(clock):
 
 def test_what_is_heard_is_raised_again_and_again_until_it_is_acknowledged(troubles):
     troubles.check("step 1")
-    troubles.receive(2, "", "lost", "its connection closed")
-    troubles.receive(2, "", "failed", "said later, and not the cause")
+    troubles.receive(2, "", Departure("its connection closed", "lost"))
+    troubles.receive(2, "", Departure("said later, and not the cause", "failed"))
     for _ in range(2):
         with pytest.raises(ProcessLostError) as caught:
             troubles.check("step 1 (train.py:3 (main))")
@@ -49,7 +50,7 @@ def test_what_is_heard_is_raised_again_and_again_until_it_is_acknowledged(troubl
         )
     troubles.acknowledge([2])
     troubles.check("step 2")
-    troubles.receive(1, "", "failed", "Traceback\nValueError: no data")
+    troubles.receive(1, "", Departure("Traceback\nValueError: no data", "failed"))
     with pytest.raises(PeerFailedError, match="raised ValueError: no data") as caught:
         troubles.check("step 3")
     assert caught.value.failed == {1: "Traceback\nValueError: no data"}
@@ -57,21 +58,21 @@ def test_what_is_heard_is_raised_again_and_again_until_it_is_acknowledged(troubl
 
 def test_a_loss_that_was_acknowledged_before_it_was_heard_is_no_news(troubles):
     troubles.acknowledge([1])
-    troubles.receive(1, "", "lost", "late")
+    troubles.receive(1, "", Departure("late", "lost"))
     troubles.check("step")
     assert (troubles.open(), troubles.any()) == ([], True)
 
 
 def test_the_first_that_went_is_the_cause_and_the_others_are_named(troubles):
-    troubles.receive(2, "", "lost", "killed")
-    troubles.receive(1, "", "lost", "killed too")
+    troubles.receive(2, "", Departure("killed", "lost"))
+    troubles.receive(1, "", Departure("killed too", "lost"))
     with pytest.raises(ProcessLostError, match=r"process 2 .*\(also gone: process 1\)") as caught:
         troubles.check("")
     assert list(caught.value.lost) == [2, 1]
 
 
 def test_a_service_is_named_until_the_survivors_go_on_without_it(troubles):
-    troubles.receive(None, "JAX's service", "lost", "killed?")
+    troubles.receive(None, "JAX's service", Departure("killed?", "lost"))
     troubles.acknowledge(range(3))
     with pytest.raises(ProcessLostError) as caught:
         troubles.check("step 4")
@@ -112,12 +113,12 @@ def test_without_trouble_nobody_is_ended(watched):
 
 def test_who_hangs_in_trouble_is_ended_after_the_limit(watched, troubles):
     assert watched.ended_after(100) is None
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
 def test_moving_in_python_is_no_call_of_shoal(watched, troubles):
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
 
     def move():
         watched.frame += "."
@@ -126,7 +127,7 @@ def test_moving_in_python_is_no_call_of_shoal(watched, troubles):
 
 
 def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched, troubles, clock):
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(29) is None
     watched.progress.begin_wait(Point("among the living"), clock())
     assert watched.ended_after(1000) is None
@@ -137,7 +138,7 @@ def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched
 
 
 def test_who_works_in_a_long_call_does_not_hang(watched, troubles):
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
 
     def work():
         watched.progress.worked += 1
@@ -147,7 +148,7 @@ def test_who_works_in_a_long_call_does_not_hang(watched, troubles):
 
 
 def test_who_was_told_may_take_its_time_as_long_as_it_moves(watched, troubles):
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
     with pytest.raises(ProcessLostError):
         troubles.check("step")
 
@@ -162,28 +163,28 @@ def test_who_was_told_may_take_its_time_as_long_as_it_moves(watched, troubles):
 
 def test_news_after_it_was_told_counts_again(watched, troubles):
     troubles.mark_reported([1])
-    troubles.receive(1, "", "lost", "killed")  # the call was faster than the watcher
+    troubles.receive(1, "", Departure("killed", "lost"))  # the call was faster than the watcher
     assert watched.ended_after(100) is None
-    troubles.receive(2, "", "failed", "no data")
+    troubles.receive(2, "", Departure("no data", "failed"))
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
 def test_time_in_which_this_process_was_stopped_does_not_count(watched, troubles, clock):
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(20) is None
     clock.advance(3600)
     assert watched.ended_after(100) == pytest.approx(10, abs=1)
 
 
 def test_an_interpreter_that_ends_in_order_is_left_alone(watched, troubles):
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
     watched.frame = None
     assert watched.ended_after(1000) is None
 
 
 def test_inf_switches_it_off(clock, troubles):
     watched = Watched(clock, troubles, abort_after_s=math.inf, timeout_s=1.0)
-    troubles.receive(1, "", "lost", "killed")
+    troubles.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(1000) is None
     troubles.mark_all_reported()
     assert watched.ended_after(1000) is None

@@ -26,9 +26,9 @@ def open_place():
         place.end()
 
 
-def gone(process, state, words, name=None):
+def gone(process, state, words, name=None, **more):
     name = name or f"process {process} (host{process})"
-    return {"is": "gone", "process": process, "name": name, "state": state, "body": words}
+    return {"is": "gone", "process": process, "name": name, "state": state, "body": words, **more}
 
 
 def test_welcome_says_how_often_to_beat_and_who_keeps_the_host(open_place):
@@ -52,7 +52,7 @@ def test_a_beat_is_answered_and_shown(open_place):
     first.beat(step=None, wait_s=0.075)
     member = place.ask("members")["members"][0]
     assert member[2:4] == ["here", "step 3, joined, 0.0 s ago"]
-    assert member[4:] == [3, "", 0.0, False, 0.1, 7, 100, 0.075]
+    assert member[4:12] == [3, "", 0.0, False, 0.1, 7, 100, 0.075]
 
 
 def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(open_place):
@@ -61,7 +61,7 @@ def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(op
     second.close()
     words = "its connection closed (killed?)"
     for process in (first, third, fourth):
-        assert process.told() == gone(1, "lost", words)
+        assert process.told() == gone(1, "lost", words, why="its connection closed")
     third.say("failed", b"Traceback\nValueError: no data")
     for process in (first, fourth):
         assert process.told() == gone(2, "failed", "Traceback\nValueError: no data")
@@ -121,10 +121,10 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     assert second.told() == {"is": "lost", "body": silence}
     assert second.told() is None
     words = f"{silence}; step 3, last at 'x' (a.py:1), 1004.0 s before"
-    assert first.told() == gone(1, "lost", words)
+    assert first.told() == gone(1, "lost", words, why=silence)
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 1)
-    assert json.loads(answer["body"]) == {"gone": [[1, words]]}
+    assert json.loads(answer["body"]) == {"gone": [[1, [words, "lost", "", silence, False]]]}
 
 
 def test_what_was_said_is_read_before_anybody_is_judged():
@@ -170,7 +170,7 @@ def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
     assert job[1].told() == {"is": "lost", "body": "stopped (SIGSTOP?), silent for 1 s"}
     lost = job[0].told()
     assert lost["body"].partition("; ")[0] == "stopped (SIGSTOP?), silent for 1 s"
-    assert lost == gone(1, "lost", lost["body"])
+    assert lost == gone(1, "lost", lost["body"], why="stopped (SIGSTOP?), silent for 1 s")
 
 
 def test_who_says_bye_before_it_ends_is_not_lost(open_place):

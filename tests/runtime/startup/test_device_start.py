@@ -19,6 +19,7 @@ from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.startup import device_start
 from shoal.runtime.system import local_devices
+from shoal.runtime.system.failure_words import Departure
 
 BROKEN = "INTERNAL: TPU initialization failed: Failed to reset device 2"
 NO_PLUGIN = "Unknown backend: 'tpu' requested, but no platforms that are instances of tpu"
@@ -131,7 +132,7 @@ def test_a_process_that_left_the_job_ends_the_wait(monkeypatch):
     monkeypatch.setattr(jax_runtime, "devices", lambda platform: ended.wait(60) or [])
     monkeypatch.setattr(jax_runtime, "backend_exists", lambda: False)
     job = LocalJob(2)
-    job.depart(1, "left", "left the job")
+    job.depart(1, Departure("left the job", "left"))
     with pytest.raises(PeerFailedError, match=r"process 1 .* left the job") as caught:
         device_start.start_devices(job.coordinators[0], None, 30.0)
     ended.set()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, UsageError
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import departures_of, listed
 
 LAST = ("drop", "pad", "error")
 _LOG = logging.getLogger("shoal")
@@ -70,7 +70,8 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     """
     failed = {p: one.words for p, one in statuses.items() if one.kind == "failed"}
     if failed:
-        raise gone_error("failed", failed, batch.me, f"{batch.me}: {batch.words} is not delivered")
+        what = f"{batch.me}: {batch.words} is not delivered"
+        raise gone_error("failed", departures_of(failed, "failed", {}), batch.me, what)
     closed = {p: one.words for p, one in statuses.items() if one.kind == "closed"}
     if batch.me.process in closed:
         return BatchVerdict(0)

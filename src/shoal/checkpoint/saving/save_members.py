@@ -31,7 +31,7 @@ from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import left_in_order, listed
+from shoal.runtime.system.failure_words import listed, peers_named
 
 _SHOWN_HOSTS = 8
 
@@ -274,8 +274,8 @@ def _absent(cause: ShoalError, me: int) -> tuple[int, ...]:
     """Return the processes that are late for the first synchronization, or have left the job."""
     if isinstance(cause, DeadlineError) and me not in cause.missing:
         return tuple(sorted(cause.missing))
-    failed = getattr(cause, "failed", {})
-    return tuple(sorted(who for who, words in failed.items() if left_in_order(words)))
+    peers = (peers_named(cause) or {}) if isinstance(cause, PeerFailedError) else {}
+    return tuple(sorted(who for who, departure in peers.items() if departure.is_in_order))
 
 
 def _blamed(cause: ShoalError) -> tuple[int, ...]:

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import JobEnd
 from shoal.launch.environment import Addresses, HostShare, JobStart
-from shoal.launch.news import Gone
 from shoal.launch.nodes.joining import NodeCard
-from shoal.launch.report import Ending
+from shoal.runtime.exit.first_failure import Ending, Gone
 from shoal.runtime.failures.facts import (
     UNREADABLE,
     JobFailure,

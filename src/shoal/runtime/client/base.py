@@ -43,6 +43,7 @@ class BaseCoordinator:
         self.trails = Trails(me.process, self.num_processes)
         self.stop = Stop(me.process, clock)
         self.kept: dict[str, Any] = {}
+        self.stall: Mapping[str, Any] | None = None
         self._lanes = Lanes(me, abandon, end_lane)
 
     def call(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, FrameError, split_address
 from shoal.runtime.wire.proof import introduce
@@ -25,13 +26,14 @@ class Closed(NamedTuple):
 
     kind: type[ShoalError]
     reason: str
-    lost: Mapping[int, str] = MappingProxyType({})
+    lost: Mapping[int, Departure] = MappingProxyType({})
 
     def error(self, me: ThisProcess, caller: str) -> ShoalError:
         """Return the exception for a call."""
         message = f"{me}: {caller}: {self.reason}" if caller else f"{me}: {self.reason}"
         if issubclass(self.kind, ProcessLostError):
-            return self.kind(message, lost=self.lost)
+            lost = {process: departure.words for process, departure in self.lost.items()}
+            return self.kind(message, lost=lost, ends=self.lost)
         return self.kind(message)
 
 

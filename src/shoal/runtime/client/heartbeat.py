@@ -18,12 +18,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.messages import notice_of, stop_agreement_of
+from shoal.runtime.rules.messages import departure_of, notice_of, stop_agreement_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.stalls import seen_header
 from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.stacks import seen, stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
@@ -105,6 +106,9 @@ class Watched(Protocol):
     def trails(self) -> Trails:
         """The trails of this process, to report and to compare."""
 
+    stall: Mapping[str, Any] | None
+    """The stall that has ended the job."""
+
     @property
     def stop(self) -> Stop:
         """The state of preemption notices."""
@@ -118,7 +122,7 @@ class Watched(Protocol):
     def lose(self, reason: str) -> None:
         """Handle the loss of the meeting place."""
 
-    def on_declared_lost(self, reason: str) -> None:
+    def on_declared_lost(self, departure: Departure) -> None:
         """Handle the declaration that this process is lost."""
 
 
@@ -205,7 +209,7 @@ class Watcher:
         """Handle a frame; return False after the last one."""
         kind = text_field(frame.header, "is")
         if kind == "lost":
-            self._watched.on_declared_lost(_words(frame))
+            self._watched.on_declared_lost(departure_of(frame))
             return False
         take = self._NEWS.get(kind)
         if take is not None:  # else an echo, or news of a newer meeting place
@@ -213,9 +217,8 @@ class Watcher:
         return True
 
     def _gone(self, frame: Frame) -> None:
-        process = frame.header.get("process")
-        name, state = text_field(frame.header, "name"), text_field(frame.header, "state")
-        self._watched.troubles.receive(process, name, state, _words(frame))
+        process, name = frame.header.get("process"), text_field(frame.header, "name")
+        self._watched.troubles.receive(process, name, departure_of(frame))
         self._watched.stop.wake()
 
     def _left(self, _frame: Frame) -> None:
@@ -241,6 +244,8 @@ class Watcher:
     def _stalled(self, frame: Frame) -> None:
         header = frame.header
         shows, is_final = header.get("shows"), bool(header.get("final"))
+        if is_final:
+            self._watched.stall = header
         if self.stall is not None and isinstance(shows, list):
             is_shower = header.get("shower") == self._me.process
             with contextlib.suppress(Exception):  # `look` then ends what hangs, a little later
@@ -250,6 +255,9 @@ class Watcher:
         """Find out where a silent process of this host stands, and what it does."""
         process, pid = (whole_field(frame.header, name) for name in ("process", "pid"))
         self._watched.send(seen_header(process, seen(pid)))
+
+    def _reporter(self, _frame: Frame) -> None:
+        self._watched.send({"do": "reporter"})
 
     def _silent(self, frame: Frame) -> None:
         silent = self._me.name(whole_field(frame.header, "process"))
@@ -275,6 +283,7 @@ class Watcher:
         "silent": _silent,  # a process that runs, and gives no sign of life
         "stacks": _stacks,  # a request for those of this process
         "stalled": _stalled,  # the job
+        "reporter": _reporter,  # a request to confirm that it is there to report a failure
         "locate": _locate,  # a request to look at a silent process of this host
     }
 

@@ -10,12 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime.client.base import BaseCoordinator, conclude
 from shoal.runtime.client.trail_search import compares_trails
+from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import Outcome
@@ -24,6 +25,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.stacks import stacks
 
 _LOG = logging.getLogger("shoal")
@@ -68,16 +70,16 @@ class LocalJob:
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
         """Mark a process as lost, as if it had been killed."""
-        self.depart(process, "lost", reason)
+        self.depart(process, Departure(reason, "lost", why=reason))
 
-    def depart(self, process: int, state: str, words: str) -> None:
-        """Mark a process as gone: "left", "failed" or "lost"."""
+    def depart(self, process: int, departure: Departure) -> None:
+        """Mark a process as gone."""
         with self._lock:
-            self._deliver(self._meeting.depart(self.clock(), process, state, words))
-            words = self._meeting.departure_reason(process)
-        if state != "left":
+            self._deliver(self._meeting.depart(self.clock(), process, departure))
+            departure = self._meeting.departure(process)
+        if departure.state != "left":
             for coordinator in self.coordinators:
-                coordinator.troubles.receive(process, "", state, words)
+                coordinator.troubles.receive(process, "", departure)
                 coordinator.stop.wake()
         with self._lock:
             self._push_stop(self._rounds.depart(process))
@@ -266,16 +268,23 @@ class LocalCoordinator(BaseCoordinator):
 
     def end_stalled(self, reason: str) -> None:
         """See `Coordinator.end_stalled`."""
-        self.troubles.receive(self.process, "", "stalled", reason)
+        self.troubles.receive(self.process, "", Departure(reason, "stalled"))
 
-    def report(self, kind: str, words: str) -> None:
+    def report(self, kind: str, words: str, end: LastRecord | None = None) -> None:
         """See `Coordinator.report`."""
         if kind in ("failed", "followed"):
-            self._job.depart(self.process, "failed", words)
+            departure = Departure(words, how=how_of(end), follows=kind == "followed")
+            self._job.depart(self.process, departure)
         elif kind == "doing":
             self._job.record_activity(self.process, words)
         else:
             raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
+
+    def ask_report(
+        self, sharing: Iterable[int], *, waits: bool, timeout_s: float
+    ) -> Mapping[str, Any] | None:
+        """See `Coordinator.ask_report`. A thread does not end as a process does: always None."""
+        return None
 
     def explain(self, key: str, text: str) -> None:
         """See `Coordinator.explain`."""
@@ -307,5 +316,6 @@ class LocalCoordinator(BaseCoordinator):
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`."""
         self._has_left, self.progress.is_watched = True, False
-        self._job.depart(self.process, "left", words or "left the job")
+        how = "exited" if words else ""
+        self._job.depart(self.process, Departure(words or "left the job", "left", how))
         self.stop.wake()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import Progress
+from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
@@ -23,6 +24,9 @@ class Coordinator(Protocol):
 
     kept: dict[str, Any]
     """What higher floors keep while this process is in the job, each by a name of its own."""
+
+    stall: Mapping[str, Any] | None
+    """The stall that has ended the job, as the coordinator sent it."""
 
     @property
     def process(self) -> int:
@@ -129,11 +133,25 @@ class Coordinator(Protocol):
     def end_stalled(self, reason: str) -> None:
         """Make the waits of this process, and its next step, raise StalledError."""
 
-    def report(self, kind: str, words: str) -> None:
+    def report(self, kind: str, words: str, end: LastRecord | None = None) -> None:
         """Report a state one way, without waiting: "failed", "followed" (failed because of others)
         or "doing".
 
         The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
+        `end` holds the same as facts.
+        """
+
+    def ask_report(
+        self, sharing: Iterable[int], *, waits: bool, timeout_s: float
+    ) -> Mapping[str, Any] | None:
+        """Query whether this process, which ends, is to report the failure of its job.
+
+        Return None if another one does; else what the coordinator knows: see
+        `meeting_answers.ReportAsked`.
+
+        Args:
+          sharing: the processes that may have the same failure.
+          waits: whether to wait until another one has confirmed that it is there to report.
         """
 
     def explain(self, key: str, text: str) -> None:

@@ -9,11 +9,12 @@ interrupt at any point; readers copy first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, StalledError
 from shoal.runtime.rules.outcomes import ThisProcess, gone_error, service_error
+from shoal.runtime.system.failure_words import Departure
 
 TICK_S = 0.25  # how often a process in trouble is checked
 
@@ -23,9 +24,18 @@ class Trouble(NamedTuple):
 
     process: int | None  # None: a service that all processes need
     name: str  # "process 3 (host)", "JAX's service"
-    state: str  # "lost" | "failed" | "stalled", as is the whole job
-    words: str  # the reason, or a traceback
+    departure: Departure  # its state may also be "stalled", as is the whole job
     since: float  # when this process heard of it, on its monotonic clock
+
+    @property
+    def state(self) -> str:
+        """ "lost", "failed" or "stalled"."""
+        return self.departure.state
+
+    @property
+    def words(self) -> str:
+        """The reason, or a traceback."""
+        return self.departure.words
 
     @property
     def fate(self) -> str:
@@ -51,12 +61,12 @@ class Troubles:
         self._reported: set[int | str] = set()
         self._acknowledged: set[int | str] = set()
 
-    def receive(self, process: int | None, name: str, state: str, words: str) -> None:
+    def receive(self, process: int | None, name: str, departure: Departure) -> None:
         """Record a loss. Only the first report of each counts."""
         key = name if process is None else process
         if process is not None:
             name = self._me.name(process)
-        self._known.setdefault(key, Trouble(process, name, state, words, self._clock()))
+        self._known.setdefault(key, Trouble(process, name, departure, self._clock()))
 
     def acknowledge(self, gone: Iterable[int | str]) -> None:
         """Record that the program continues without these processes and services, including losses
@@ -122,7 +132,9 @@ class Troubles:
         if first.process is None:
             services = [(t.name, t.words) for t in troubles if t.process is None]
             return service_error(services, what)
-        alike: Mapping[int, str] = {
-            t.process: t.words for t in troubles if t.process is not None and t.state == first.state
+        alike = {
+            t.process: t.departure
+            for t in troubles
+            if t.process is not None and t.state == first.state
         }
         return gone_error(first.state, alike, self._me, what)

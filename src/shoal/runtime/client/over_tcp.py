@@ -30,6 +30,8 @@ from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
 from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.trail_search import compares_trails
+from shoal.runtime.failures.facts import to_json
+from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.endings import AT_END, WAIT_S
 from shoal.runtime.rules.meeting_answers import AllMet, Outcome, StillMissing, outcome_of
@@ -44,6 +46,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     Frame,
@@ -195,20 +198,28 @@ class TcpCoordinator(BaseCoordinator):
             raise closed.error(self._me, caller)
         self.troubles.check(caller)
 
-    def report(self, kind: str, words: str) -> None:
+    def report(self, kind: str, words: str, end: LastRecord | None = None) -> None:
         """See `Coordinator.report`. Does not raise if the meeting place is gone."""
         if kind in ("failed", "followed"):
             # Of a long traceback keep both ends: where it began, and the error.
             if len(words) > _MAX_WORDS:
                 words = words[: _MAX_WORDS // 4] + "\n...\n" + words[-_MAX_WORDS * 3 // 4 :]
-            more = {"follows": True} if kind == "followed" else {}
-            self.send(
-                {"do": "failed", "step": self.progress.step, **more}, words.encode(errors="replace")
-            )
+            header = {"do": "failed", "step": self.progress.step, "follows": kind == "followed"}
+            if end is not None:
+                header |= {"how": how_of(end), "end": json.dumps(to_json(end))}
+            self.send(header, words.encode(errors="replace"))
         elif kind == "doing":
             self.send({"do": "doing", "words": words[:1000]})
         else:
             raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
+
+    def ask_report(
+        self, sharing: Iterable[int], *, waits: bool, timeout_s: float
+    ) -> Mapping[str, Any] | None:
+        """See `Coordinator.ask_report`. Raises as `members` does."""
+        query = {"do": "report", "sharing": [*sharing], "waits": waits}
+        answer: Mapping[str, Any] = self._query("report()", query, timeout_s)
+        return answer if answer["reports"] else None
 
     def explain(self, key: str, text: str) -> None:
         """See `Coordinator.explain`."""
@@ -297,7 +308,7 @@ class TcpCoordinator(BaseCoordinator):
     def end_stalled(self, reason: str) -> None:
         """See `Coordinator.end_stalled`."""
         if self._calls.closed is None:
-            self.troubles.receive(self.process, "", "stalled", reason)
+            self.troubles.receive(self.process, "", Departure(reason, "stalled"))
             self._calls.close_all(Closed(StalledError, reason))
             self.stop.wake()
 
@@ -312,18 +323,18 @@ class TcpCoordinator(BaseCoordinator):
         place = f"the coordinator at {self.address}"
         closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
         if self._calls.closed is None:
-            self.troubles.receive(None, place, "lost", reason)
+            self.troubles.receive(None, place, Departure(reason, "lost", why=reason))
             self._calls.close_all(closed)
             self.stop.wake()
             self._life.shut()
 
-    def on_declared_lost(self, reason: str) -> None:
+    def on_declared_lost(self, departure: Departure) -> None:
         """Handle the declaration that this process is lost, which is final."""
-        fate = f"this process was declared lost: {reason}; others have continued without it"
+        fate = f"this process was declared lost: {departure.words}; others have continued without"
         if self._calls.closed is None:
-            self.troubles.receive(self.process, "", "lost", reason)
-            closed = Closed(ProcessLostError, f"{fate}; it must end", {self.process: reason})
-            self._calls.close_all(closed)
+            self.troubles.receive(self.process, "", departure)
+            reason = f"{fate} it; it must end"
+            self._calls.close_all(Closed(ProcessLostError, reason, {self.process: departure}))
             self.stop.wake()
 
     def _send_abandoned(self, left: Abandoned) -> None:

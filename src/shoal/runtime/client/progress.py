@@ -153,7 +153,10 @@ class Progress:
 
     def beat(self) -> dict[str, Any]:
         """Return the fields of a heartbeat."""
+        last = self._last[0]
+        at = {} if isinstance(last, str) else {"at": [last.call, last.name, last.site]}
         return {
+            **at,
             "step": self.step,
             "place": self.place,
             "since_s": max(0.0, self._clock() - self.since),

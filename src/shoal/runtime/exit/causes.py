@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -10,23 +9,25 @@ from collections.abc import Iterable, Mapping
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError, UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import Trouble
+from shoal.runtime.failures.last_record import LastRecord, record_of
+from shoal.runtime.rules.messages import MOST_END
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import (
-    fate_of,
-    headline_of,
+    Departure,
     is_of_runtime,
     one_line,
     peers_named,
 )
 
-UNHEARD = "the coordinator does not answer"
+_NO_ANSWER = "the coordinator does not answer"
+UNHEARD = "unheard"  # `Member.how` of a process of which nothing is known
 _ASK_S = 2.0  # how long an ending process waits for news of the other processes
 _BEHIND_S = 0.5
-# The reports of processes that failed because of others, perhaps of this one.
-_FOLLOWED = re.compile(
-    r"(?:exited.* while handling )?shoal\.errors\."
-    r"(?:PeerFailed|ProcessLost|Deadline|Divergence|Stalled)Error\b"
-)
+
+
+def departure_of(member: Member) -> Departure:
+    """Return how a process has left the job; its words end with the time since."""
+    return Departure(member.last_words, member.state, member.how, follows=member.follows)
 
 
 def peers_of(coordinator: Coordinator) -> list[Member]:
@@ -38,8 +39,25 @@ def peers_of(coordinator: Coordinator) -> list[Member]:
         members = ()
     except ShoalError:
         hosts = enumerate(coordinator.hosts)
-        members = [Member(process, host, "lost", UNHEARD) for process, host in hosts]
+        members = [
+            Member(process, host, "lost", _NO_ANSWER, how=UNHEARD) for process, host in hosts
+        ]
     return [member for member in members if member.process != coordinator.process]
+
+
+def record_sent(
+    coordinator: Coordinator, error: BaseException, because_of: Iterable[int] | None = None
+) -> LastRecord | None:
+    """Return the facts of an exception of this process, for the others."""
+    here = coordinator.progress
+    return record_of(
+        error,
+        process=coordinator.process,
+        step=here.step,
+        point=here.point,
+        because_of=because_of,
+        most_bytes=MOST_END,
+    )
 
 
 def gone_of(members: Iterable[Member]) -> dict[int, Member]:
@@ -68,16 +86,13 @@ def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Mem
 
 
 def _leading(gone: Mapping[int, Member]) -> dict[int, Member]:
-    return {p: m for p, m in gone.items() if not has_followed(m.last_words)}
+    return {p: m for p, m in gone.items() if not (m.follows or m.how == "found")}
 
 
-def has_followed(words: str) -> bool:
-    """Return whether a process has reported an error that others have led to."""
-    return _FOLLOWED.match(headline_of(words)) is not None
-
-
-def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[int, str] | None:
-    """Return the processes whose end led to `error`, with their words, the first one first.
+def peers_behind(
+    error: BaseException, gone: Mapping[int, Member]
+) -> Mapping[int, Departure] | None:
+    """Return the processes whose end led to `error`, and how they ended, the first one first.
 
     Empty if it was the end of a service; None: the failure is this process's own.
 
@@ -88,9 +103,9 @@ def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[in
     True
     """
     if gone:
-        heard = [member for member in gone.values() if member.last_words != UNHEARD]
+        heard = [member for member in gone.values() if member.how != UNHEARD]
         heard.sort(key=lambda member: -member.since_s)
-        return {member.process: member.last_words for member in heard}
+        return {member.process: departure_of(member) for member in heard}
     return peers_named(error)
 
 
@@ -108,7 +123,7 @@ def lost_services(coordinator: Coordinator) -> list[Trouble]:
 def explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, list[str]]:
     """Return the exit code for an error of JAX's runtime, and a line for each loss behind it."""
     services = lost_services(coordinator)  # the other processes may have died of these
-    if gone and all(member.last_words == UNHEARD for member in gone.values()):
+    if gone and all(member.how == UNHEARD for member in gone.values()):
         try:
             coordinator.check()
         except ShoalError as error:  # the meeting place is lost, or declared this process lost
@@ -116,11 +131,8 @@ def explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, 
     lines = [f"{service.name} is lost: {service.words}" for service in services]
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-        fate = (
-            f"is lost: {member.last_words}"
-            if member.state == "lost"
-            else fate_of(member.last_words)
-        )
+        is_lost = member.state == "lost"
+        fate = f"is lost: {member.last_words}" if is_lost else departure_of(member).fate
         lines.append(f"{place} {one_line(fate)}")
     is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
     return (ProcessLostError if is_lost else PeerFailedError).exit_code, lines

@@ -41,6 +41,7 @@ from shoal.runtime.exit.causes import (
     gone_members,
     lost_services,
     peers_behind,
+    record_sent,
     report_alone,
     report_cut,
     report_stuck,
@@ -54,13 +55,16 @@ from shoal.runtime.failures.last_record import (
     for_the_log,
     has_launcher,
     record,
+    record_of_exit,
 )
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
+    Departure,
     exit_of,
     exit_words,
     failure_of,
+    headline_of,
     is_of_runtime,
     stands,
 )
@@ -98,7 +102,7 @@ class ExitGuard:
         self._program = MainProgram()
         self._agent = TorchAgent(os.environ)
         self._error: BaseException | None = None  # the uncaught exception
-        self._peers: Mapping[int, str] | None = None  # whose end led to it, or to sys.exit()
+        self._peers: Mapping[int, Departure] | None = None  # whose end led to it, or to sys.exit()
         self._is_shown = False  # by `_on_exception`
         self._recorded_threads = 0
         self._is_recorded = False  # where its launcher reads it
@@ -278,7 +282,8 @@ class ExitGuard:
         self._record(error, gone, at_s)  # before any other process learns of it
         with contextlib.suppress(ShoalError, OSError):
             kind = "failed" if self._peers is None else "followed"
-            coordinator.report(kind, failure_of(error, self._program.place).words)
+            end = record_sent(coordinator, error, self._peers)
+            coordinator.report(kind, failure_of(error, self._program.place).words, end)
         return gone
 
     def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
@@ -410,7 +415,7 @@ class ExitGuard:
             finally:
                 _end(self._exit_code_of(error))
         except BaseException as error:  # noqa: BLE001 - Python would print and ignore it
-            words = failure_of(error).words
+            words, end = failure_of(error).words, record_sent(coordinator, error)
             if isinstance(error, SystemExit):  # of the program's handler of a signal
                 words = exit_of(error)
             elif isinstance(error, ShoalError):
@@ -418,7 +423,7 @@ class ExitGuard:
             elif not isinstance(error, KeyboardInterrupt):
                 traceback.print_exc()
             with contextlib.suppress(ShoalError, OSError):
-                coordinator.report("failed", words)
+                coordinator.report("failed", words, end)
             _end(exit_code_of(error))
 
     def _timed(self, is_done: Callable[[], bool]) -> Callable[[], bool]:
@@ -438,12 +443,14 @@ class ExitGuard:
         """Report an end by `sys.exit`, as `_report_failure` and `_outlast` do for an exception."""
         peers, troubles = self._peers, coordinator.troubles
         if peers is None and troubles.has_open():
-            peers = {t.process: t.words for t in troubles.open() if t.process is not None}
+            peers = {t.process: t.departure for t in troubles.open() if t.process is not None}
         at_s = time.time()
         if peers is None:
             self._agent.record_words(words, at_s)
         with contextlib.suppress(ShoalError, OSError):
-            coordinator.report("failed" if peers is None else "followed", words)
+            code, me = self._exit_status & 0xFF, coordinator.process
+            end = record_of_exit(code, headline_of(words), peers, me)
+            coordinator.report("failed" if peers is None else "followed", words, end)
         if peers is not None:
             self._agent.record_words(words, self._agent.outlast(coordinator.process, peers))
 

@@ -31,9 +31,10 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
-from shoal.runtime.failures.last_record import for_launcher, record
+from shoal.runtime.failures.last_record import for_launcher, record, record_of_exit
 from shoal.runtime.failures.stack_text import shown_stacks
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.callsite import line_of
@@ -125,7 +126,10 @@ class HangWatch:
                 _LOG.warning("%s", self.report(cause, now).strip())
             return
         with contextlib.suppress(Exception):
-            here.report("followed", f"it hung, and was ended: {cause.name} {cause.fate}")
+            words = f"it hung, and was ended: {cause.name} {cause.fate}"
+            of = [] if cause.process is None else [cause.process]
+            end = record_of_exit(cause.exit_code, words, of, here.process)
+            here.report("followed", words, end)
         write_before_exit(f"shoal: {self.report(cause, now)}")
         os._exit(cause.exit_code)
 
@@ -167,7 +171,7 @@ class HangWatch:
             words = f"{error}\n{error.__notes__[-1]}"
             record(error, process=here.process, step=progress.step, point=progress.point)
             with contextlib.suppress(Exception):
-                here.report("failed", failure_of(error).words)
+                here.report("failed", failure_of(error).words, record_sent(here, error))
             write_before_exit(f"shoal: {words}\n")
             os._exit(error.exit_code)
         self._has_reported = False  # a meeting of another thread has reported it

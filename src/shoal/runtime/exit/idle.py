@@ -27,6 +27,7 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.hang import innermost_frame, write_before_exit
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.jax_service import device_work
@@ -318,7 +319,8 @@ class StallWatch:
         here = self._coordinator
         me = ThisProcess(here.process, here.hosts)
         with contextlib.suppress(Exception):
-            here.report("followed", f"stalled: {headline}")
+            end = record_sent(here, StalledError(headline))
+            here.report("followed", f"stalled: {headline}", end)
         code = StalledError.exit_code
         place = line_of(stands(innermost_frame())) or "an unknown place"
         stacks_shown = [_own_stacks()] if is_shown else []

@@ -1,9 +1,9 @@
 """The report of a failed job by its own processes, where no launcher of shoal makes one.
 
 A process that ends because of others prints one line in place of a traceback. One process adds the
-report: the lowest of those that end with the failure. Each finds out by itself whether it is that
-one, from the states that the coordinator knows: it reports unless a lower process is still here, or
-has failed with an exception and so has reported, or knew of a lower one.
+report: the coordinator names it, and passes on what all have recorded of their ends. Who failed
+first is decided from that, as `shoal run` does. Without the coordinator process 0 reports what it
+knows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from shoal import settings
 from shoal.errors import (
@@ -30,10 +29,24 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
     StalledError,
+    UsageError,
 )
 from shoal.paths import write_private
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.causes import UNHEARD, has_followed, lost_services, peers_of
+from shoal.runtime.exit.causes import lost_services, record_sent
+from shoal.runtime.exit.first_failure import (
+    Ending,
+    Gone,
+    Whereabouts,
+    first_failures,
+    has_only_learned,
+    left_cause,
+    names_no_process,
+    shared_cause,
+    stalled_cause,
+    stands_of,
+    whereabouts_of,
+)
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -48,12 +61,18 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.headline import (
     advice_of,
-    as_reported,
     job_headline,
     place_words,
     raised_words,
 )
-from shoal.runtime.failures.last_record import cause_of, has_launcher, place_at, place_in, place_of
+from shoal.runtime.failures.last_record import (
+    LastRecord,
+    cause_of,
+    has_launcher,
+    place_at,
+    place_of,
+    record_in,
+)
 from shoal.runtime.failures.rendering import (
     Style,
     facts_without_secrets,
@@ -63,29 +82,23 @@ from shoal.runtime.failures.rendering import (
 )
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.callsite import site_of, split_site
 from shoal.runtime.system.failure_words import (
     HAD_WRONG_TOKEN,
-    fate_of,
+    Departure,
     headline_of,
-    is_torn_text,
+    is_torn,
     one_line,
-    raised_at,
 )
 from shoal.runtime.system.process_status import status_of
 
 PROGRAM = "shoal"
 _LEARNED = (PeerFailedError, ProcessLostError)
 _SHARED = (DivergenceError, DeadlineError, StalledError)  # of all processes of a meeting
+_SHARED_KINDS = ("diverged", "deadline", "stalled")
+_ASK_S = 2.0  # for the coordinator to answer
 _OTHERS_S = 0.5  # for the others to end, so that the report says how
 _POLL_S = 0.02
-_AGO = re.compile(r", [\d.]+ s ago\Z")
-_SEEN_AT = re.compile(r"; (?:step \d+, )?(?:waited|last) at (.+?\(.+?:\d+\))(?= for |, )")
-# Of a message: what could not go on, and where.
-_CANNOT = re.compile(r"\): (.+? \(.+?:\d+\)) cannot (?:complete|continue)")
-_LOST_STEP = re.compile(r"; step (\d+), ")
-
 _TRIED = "; tried for "  # of a message: nothing answered at the address of the job
 _DID_NOT_JOIN = " did not join within "  # of the same: the meeting place's answer to those that did
 _DOCTOR = "To check the address from this host: shoal doctor"
@@ -97,7 +110,7 @@ class EndOfThis(NamedTuple):
 
     error: BaseException
     code: int
-    peers: Mapping[int, str] | None  # whose end led to it, with their words; None: its own
+    peers: Mapping[int, Departure] | None  # whose end led to it; None: its own
 
 
 def stopped_line(coordinator: Coordinator, end: EndOfThis) -> str:
@@ -117,18 +130,22 @@ def stopped_line(coordinator: Coordinator, end: EndOfThis) -> str:
 
 def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
     """Return why a process stopped: the process behind it, or what all of them were given."""
+    stalled = [one.words for one in coordinator.troubles.open() if one.state == "stalled"]
+    if isinstance(end.error, StalledError) and stalled:
+        return one_line(stalled[0], _MOST)
     if end.peers is None:
         cause = _own_cause(coordinator, end)
         if cause.difference is None and cause.wait is None:
-            return one_line(_after_place(end.error), _MOST)
+            return one_line(headline_of(str(end.error)), _MOST)
         return job_headline(_failure(coordinator, end, [cause], (), None))
     if not end.peers:
         return one_line(_services_lost(coordinator, end), _MOST)
-    process, words = next(iter(end.peers.items()))
+    process, peer = next(iter(end.peers.items()))
     is_lost = isinstance(end.error, ProcessLostError)
+    why = peer.why or headline_of(peer.words)
     if process == me.process:
-        return one_line(f"it was declared lost: {_plain(words)}", _MOST)
-    fate = f"is lost: {_plain(words)}" if is_lost else fate_of(words)
+        return one_line(f"it was declared lost: {why}", _MOST)
+    fate = f"is lost: {why}" if is_lost else peer.fate
     more = len(end.peers) - 1
     also = f" (and {more} more {'process is' if more == 1 else 'processes are'} gone)"
     return one_line(f"{me.name(process)} {fate}", _MOST) + (also if more else "")
@@ -137,21 +154,7 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
 def _services_lost(coordinator: Coordinator, end: EndOfThis) -> str:
     """Return which services are lost, which all processes need."""
     lost = [f"{service.name} is lost: {service.words}" for service in lost_services(coordinator)]
-    return "; ".join(lost) or _after_place(end.error)
-
-
-def _after_place(error: BaseException) -> str:
-    """Return what a message says after this process and its place."""
-    first = headline_of(str(error))
-    for mark in (" cannot complete: ", " cannot continue: "):
-        if mark in first:
-            return first.partition(mark)[2]
-    return first
-
-
-def _plain(words: str) -> str:
-    """Return why a process is lost, without its place and guesses."""
-    return _AGO.sub("", headline_of(words)).partition("; ")[0].removesuffix(" (killed?)")
+    return "; ".join(lost) or headline_of(str(end.error))
 
 
 def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
@@ -166,11 +169,7 @@ def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
     site = "" if trace is None else site_of(trace.tb_frame, trace.tb_lineno)
     if point is not None and split_site(point.site) == split_site(site or point.site):
         return Others(processes=me, state="waiting", place=place_of(point))
-    found = _CANNOT.search(headline_of(str(error)))
-    at = place_in(found[1]) if found else None
-    if at is None or (at.file, at.line) != split_site(site):
-        at = place_at("", "", site)
-    return Others(processes=me, state="stopped", place=at)
+    return Others(processes=me, state="stopped", place=place_at("", "", site))
 
 
 @contextlib.contextmanager
@@ -265,17 +264,50 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
     """
     if isinstance(end.error, KeyboardInterrupt):
         return  # of the user, who knows
-    members = peers_of(coordinator)
-    if not makes_report(coordinator, end, members):
+    if end.peers is not None and coordinator.process in end.peers:
+        return  # it was declared lost: others have reported that
+    if isinstance(end.error, StalledError) and coordinator.stall is not None:
+        if coordinator.stall["reporter"] == coordinator.process:
+            _print(_failure_of_stall(coordinator, end, coordinator.stall))
         return
     until_s = time.monotonic() + _OTHERS_S
-    while _awaits_news(coordinator, end, members) and time.monotonic() < until_s:
+    states = _ask_report(coordinator, end)
+    while states and _awaits_news(coordinator, end, states) and time.monotonic() < until_s:
         if hurry.wait(_POLL_S):
             break
-        members = peers_of(coordinator)
-    if not makes_report(coordinator, end, members):  # a lower one has arrived late, and knows more
+        states = _ask_report(coordinator, end)
+    if states is None:
         return
-    _print(failure_known(coordinator, end, members))
+    _print(failure_known(coordinator, end, states))
+
+
+def _ask_report(coordinator: Coordinator, end: EndOfThis) -> Sequence[ProcessState] | None:
+    """Return the states of all processes, if this one reports; none if they are unknown. None:
+    another one reports."""
+    sharing: Collection[int] = range(coordinator.num_processes)
+    if isinstance(end.error, _SHARED) and end.peers is None:
+        # Others of the job may never learn of it, and one that arrives late is not awaited.
+        sharing = _sharing(coordinator, end.error)
+    try:
+        is_own = end.peers is None and not isinstance(end.error, _SHARED)
+        answer = coordinator.ask_report(sharing, waits=not is_own, timeout_s=_ASK_S)
+    except UsageError:  # this process has left the job, in another thread
+        return ()
+    except ShoalError:
+        return () if coordinator.process == 0 else None
+    if answer is None:
+        return None
+    return [ProcessState.of(*one) for one in enumerate(answer["states"])]
+
+
+def _failure_of_stall(
+    coordinator: Coordinator, end: EndOfThis, stall: Mapping[str, Any]
+) -> JobFailure:
+    """Return the failure of a job in which no process has moved."""
+    groups = [*map(stands_of, stall["groups"])]
+    cause, headline = stalled_cause(groups, float(stall["idle_s"]))
+    failure = _failure(coordinator, end, [cause], (), None)
+    return dataclasses.replace(failure, headline=headline)
 
 
 def _print(failure: JobFailure, *, writes: bool = True) -> None:
@@ -301,38 +333,7 @@ def _write(lines: Iterable[str]) -> None:
     sys.stderr.flush()
 
 
-def makes_report(coordinator: Coordinator, end: EndOfThis, members: Sequence[Member]) -> bool:
-    """Return whether this process makes the report."""
-    me = coordinator.process
-    if end.peers is not None and me in end.peers:
-        return False  # it was declared lost: others have reported that
-    if _is_unheard(members):
-        return me == 0
-    lower = [member for member in members if member.process < me and not _is_mute(member)]
-    if isinstance(end.error, _SHARED) and end.peers is None:
-        # Others of the job may never learn of it, and one that arrives late is not awaited.
-        sharing = _sharing(coordinator, end.error)
-        return not any(m.process in sharing or has_followed(m.last_words) for m in lower)
-    return not lower
-
-
-def _is_mute(member: Member) -> bool:
-    """Return whether a process is gone and has reported nothing: it was killed, or has exited."""
-    if member.state in ("lost", "left"):
-        return True
-    return member.state == "failed" and not raised_at(_headline_of(member))[0]
-
-
-def _headline_of(member: Member) -> str:
-    """Return why a process is gone, in one line."""
-    return headline_of(_AGO.sub("", member.last_words))
-
-
-def _is_unheard(members: Iterable[Member]) -> bool:
-    return any(member.last_words == UNHEARD for member in members)
-
-
-def _sharing(coordinator: Coordinator, error: BaseException) -> set[int]:
+def _sharing(coordinator: Coordinator, error: BaseException) -> Collection[int]:
     """Return the processes that got the same error at once."""
     if isinstance(error, DivergenceError) and error.sides:
         return {process for side in error.sides.values() for process in side}
@@ -341,47 +342,185 @@ def _sharing(coordinator: Coordinator, error: BaseException) -> set[int]:
     return everyone - set(error.missing) if isinstance(error, DeadlineError) else everyone
 
 
-def _awaits_news(coordinator: Coordinator, end: EndOfThis, members: Sequence[Member]) -> bool:
+def _awaits_news(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> bool:
     """Return whether another process may soon end in a way that the report can say."""
-    if end.peers is not None or _is_unheard(members):
-        return False
-    awaited = [member for member in members if member.state == "here"]
+    if end.peers is not None:  # one that has left a call may have failed a moment later
+        return any(one.process in end.peers and one.gone is None for one in states)
+    me = coordinator.process
+    awaited = [one for one in states if one.state == "here" and one.process != me]
     if isinstance(end.error, _SHARED):
         sharing = _sharing(coordinator, end.error)
-        awaited = [member for member in awaited if member.process not in sharing]
+        awaited = [one for one in awaited if one.process not in sharing]
         return bool(awaited) and isinstance(end.error, DivergenceError)
     return bool(awaited)
 
 
+class ProcessState(NamedTuple):
+    """What the coordinator knows of a process."""
+
+    process: int
+    state: str  # "here" | "silent" | "left" | "failed" | "lost"
+    at: Whereabouts | None = None  # its last call, at its end if it has one
+    gone: Gone | None = None  # how it left the job
+    how: str = ""  # of its end: see `Departure`
+
+    @classmethod
+    def of(cls, process: int, row: Mapping[str, Any]) -> ProcessState:
+        """Parse a row of `Record.facts`."""
+        state, at = str(row["state"]), whereabouts_of(row.get("at"))
+        if state not in ("left", "failed", "lost"):
+            return cls(process, state, at)
+        departure = Departure(*(row[name] for name in Departure._fields))
+        end = record_in(str(row.get("end", "")))
+        at_s = time.monotonic() - float(row["since_s"])
+        return cls(process, state, at, _gone(departure, at_s, at, end), departure.how)
+
+    @classmethod
+    def of_departure(cls, process: int, departure: Departure) -> ProcessState:
+        """Return what an error says of a process."""
+        gone = _gone(departure, time.monotonic(), None, None)
+        return cls(process, departure.state, None, gone, departure.how)
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended, for the decision who failed first."""
+        gone = self.gone
+        if gone is None:
+            return Ending(self.process, 0, None)
+        if gone.state == "left":
+            return Ending(self.process, 0, None, left=gone, ended_s=gone.at_s)
+        code, record = ProcessLostError.exit_code, gone.record
+        if gone.state == "failed":
+            code = 1 if record is None else record.cause.exit_code or 1
+        return Ending(
+            self.process,
+            code,
+            gone.at_s,
+            gone=gone,
+            is_lost=gone.state == "lost",
+            record=record,
+            ended_s=gone.at_s,
+        )
+
+    @property
+    def cause(self) -> Cause:
+        """Its end as the failure of the job."""
+        step = None if self.at is None else self.at.step
+        place = None if self.at is None else self.at.place
+        gone, processes = self.gone, ProcessSet([self.process])
+        if gone is None or gone.state == "left":
+            return dataclasses.replace(left_cause(self.at), processes=processes, step=step)
+        if gone.state == "lost":
+            words = f"{capital(gone.why or headline_of(gone.words))}."
+            return Cause(processes=processes, kind="lost", words=(words,), place=place, step=step)
+        if gone.record is None:
+            words = f"It had reported: {headline_of(gone.words)}"
+            return Cause(processes=processes, kind="exception", words=(words,), step=step)
+        cause = gone.record.cause
+        step = step if cause.step is None else cause.step
+        return dataclasses.replace(cause, processes=processes, step=step, place=None)
+
+    def has_found(self, kind: str) -> bool:
+        """Whether it has failed with an error of this kind, which several were given."""
+        record = None if self.gone is None else self.gone.record
+        return record is not None and record.cause.kind == kind
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether it failed by itself."""
+        gone = self.gone
+        if gone is None or gone.state == "left":
+            return False
+        record = gone.record
+        if gone.state == "lost" or record is None:
+            return gone.state == "lost"
+        error = record.cause.error
+        is_ctrl_c = error is not None and error.type == KeyboardInterrupt.__name__
+        return not (gone.follows or self.how == "found" or record.is_torn or is_ctrl_c)
+
+
+def _gone(
+    departure: Departure, at_s: float, at: Whereabouts | None, end: LastRecord | None
+) -> Gone:
+    return Gone(
+        departure.state,
+        departure.words,
+        at_s,
+        follows=departure.follows,
+        at=at,
+        why=departure.why,
+        record=end,
+    )
+
+
 def failure_known(
-    coordinator: Coordinator, end: EndOfThis, members: Sequence[Member]
+    coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]
 ) -> JobFailure:
     """Return the failure of the job, as far as this process knows it.
 
     Args:
-      members: the other processes; those whose words are UNHEARD are unknown.
+      states: of all processes; none if they are unknown.
     """
-    known = [] if _is_unheard(members) else members
-    by_process = {member.process: member for member in known}
-    own, me = _own_cause(coordinator, end), coordinator.process
-    causes = [own]
-    if end.peers is not None:
-        state = "lost" if isinstance(end.error, ProcessLostError) else ""
-        causes = [_cause_of(p, w, state, by_process.get(p)) for p, w in end.peers.items()]
-        causes = causes or [_of_service(coordinator, end)]
+    me, own = coordinator.process, _own_cause(coordinator, end)
+    known = {one.process: one for one in states if one.process != me}
+    for process, departure in (end.peers or {}).items():
+        if process not in known or known[process].gone is None:
+            known[process] = ProcessState.of_departure(process, departure)
+    mine = _own_ending(coordinator, end, states)
+    roots = first_failures([mine, *(one.ending for one in known.values())])
+    causes = _causes(coordinator, end, roots, known)
     shown = {*(p for cause in causes for p in cause.processes)}
     if own.wait is not None:
         shown.update(p for one in own.wait.arrived for p in one.processes)
-    if not isinstance(end.error, _SHARED):
-        for member in known:
-            if member.process not in shown and _is_independent(member):
-                causes.append(_cause_of(member.process, member.last_words, member.state, member))
-                shown.add(member.process)
-    others = _others(coordinator, [m for m in known if m.process not in shown])
+    others = _others(coordinator, [one for one in known.values() if one.process not in shown])
     if me not in shown:
         others = [_other_self(coordinator, end, own), *others]
-    since_s = max((by_process[p].since_s for p in end.peers or () if p in by_process), default=0.0)
+    times_s = [root.known_failed_s for root in roots if root.known_failed_s is not None]
+    since_s = max(0.0, time.monotonic() - min(times_s)) if times_s else 0.0
     return _failure(coordinator, end, grouped(causes), _joined(others), since_s)
+
+
+def _causes(
+    coordinator: Coordinator,
+    end: EndOfThis,
+    roots: Sequence[Ending],
+    known: Mapping[int, ProcessState],
+) -> list[Cause]:
+    """Return the first failure, or several that came first, and then the independent ones.
+
+    Args:
+      known: the other processes.
+    """
+    own = _own_cause(coordinator, end)
+    if not roots or names_no_process(roots[0]):
+        causes = [own if end.peers is None else _of_service(coordinator, end)]
+    else:
+        causes = [known[one.process].cause if one.process in known else own for one in roots]
+    if causes[0].kind in _SHARED_KINDS:
+        first = own if own.kind == causes[0].kind else causes[0]
+        alike = [one.cause for one in known.values() if one.has_found(first.kind)]
+        if own.kind == first.kind:
+            alike.append(own)
+        found = shared_cause(first, alike)
+        return [first if first.wait is not None and first is own else found]
+    shown = {process for cause in causes for process in cause.processes}
+    causes += [
+        one.cause for one in known.values() if one.process not in shown and one.is_independent
+    ]
+    is_mine = end.peers is None and not is_torn(end.error) and not isinstance(end.error, _SHARED)
+    return [*causes, own] if is_mine and own not in causes else causes
+
+
+def _own_ending(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> Ending:
+    """Return how this process ends, for the decision who failed first."""
+    peers = None if end.peers is None else [*end.peers]
+    record = record_sent(coordinator, end.error, peers)
+    at_s = time.monotonic()
+    for one in states:
+        if one.process == coordinator.process and one.gone is not None:
+            at_s = one.gone.at_s
+    gone = Gone("failed", "", at_s, follows=peers is not None, record=record)
+    return Ending(coordinator.process, end.code, at_s, gone=gone, record=record, ended_s=at_s)
 
 
 def _failure(
@@ -458,39 +597,9 @@ def _of_wait(coordinator: Coordinator, cause: Cause, wait: Wait) -> Cause:
     )
 
 
-def _cause_of(process: int, words: str, state: str, member: Member | None) -> Cause:
-    """Return the failure of another process, from its words.
-
-    Args:
-      state: "lost": so it is; else they are those of a process that has failed or left.
-    """
-    step = None if member is None else member.step
-    if state == "lost":
-        found, number = _SEEN_AT.search(words), _LOST_STEP.search(words)
-        cause = Cause(
-            processes=ProcessSet([process]),
-            kind="lost",
-            words=(f"{capital(_plain(words))}.",),
-            place=place_in(found[1]) if found else None,
-        )
-        return dataclasses.replace(cause, step=int(number[1]) if number else step)
-    cause = as_reported(_AGO.sub("", words))
-    return dataclasses.replace(cause, processes=ProcessSet([process]), step=step)
-
-
 def _of_service(coordinator: Coordinator, end: EndOfThis) -> Cause:
     words = f"{capital(_services_lost(coordinator, end))}."
     return Cause(processes=ProcessSet(), kind="service_lost", words=(words,))
-
-
-def _is_independent(member: Member) -> bool:
-    """Return whether a process failed by itself."""
-    if member.state == "lost":
-        return True
-    words = _headline_of(member)
-    return member.state == "failed" and not (
-        has_followed(member.last_words) or is_torn_text(words) or "KeyboardInterrupt" in words
-    )
 
 
 def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
@@ -503,44 +612,53 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
     return Others(processes=me, state="ended", exit_code=end.code, words=words)
 
 
-def _others(coordinator: Coordinator, members: Iterable[Member]) -> list[Others]:
+def _others(coordinator: Coordinator, states: Iterable[ProcessState]) -> list[Others]:
     """Return what other processes did that did not fail by themselves, as far as it is known."""
     mine = coordinator.progress.point
-    others = []
-    for member in members:
-        one = ProcessSet([member.process])
-        words = _headline_of(member)
-        if member.state == "left":
-            others.append(Others(processes=one, state="left"))
-        elif member.state == "failed" and not has_followed(words):
-            kind, place = raised_at(words)
-            at = f" ({place})" if place else ""
-            then = f"then raised {kind.rpartition('.')[2]}{at}." if kind else words
-            others.append(Others(processes=one, state="ended", words=then))
-        else:
-            others += _stopped(one, member, words, mine)
-    return others
-
-
-def _stopped(one: ProcessSet, member: Member, words: str, mine: Point | None) -> list[Others]:
-    """Return where a process was that waits, or that has learned of the failure."""
-    text = member.place
-    if member.state == "failed":
-        at = _CANNOT.search(words)
-        if at is None:
-            return [Others(processes=one, state="ended")]
-        text = at[1]
-    place = place_in(text)
-    if place is None:
-        return []
-    if member.state == "failed" and place.call.startswith("step"):
-        return [Others(processes=one, state="stopped", place=place)]
     own = None if mine is None else place_of(mine)
-    is_mine = own is not None and dataclasses.replace(own, source="") == place
-    if member.is_waiting or member.state == "failed" or is_mine:
-        return [Others(processes=one, state="waiting", place=own if is_mine else place)]
+    return [other for one in states for other in _other(one, own)]
+
+
+def _other(one: ProcessState, own: CallPlace | None) -> list[Others]:
+    """Return what a process did; `own`: where this one has waited last, with its source line."""
+    processes, at = ProcessSet([one.process]), one.at
+    if one.gone is not None:
+        return [_ended_after(processes, one.gone, own)]
+    if at is None or at.place is None:
+        return []
+    place = dataclasses.replace(at.place, age_s=None)
+    is_mine = _is_same_call(own, place)
+    if at.is_waiting or is_mine:
+        return [Others(processes=processes, state="waiting", place=own if is_mine else place)]
     words = f"had called {place_words(place)} last."
-    return [Others(processes=one, state="running", words=words)]
+    return [Others(processes=processes, state="running", words=words)]
+
+
+def _ended_after(processes: ProcessSet, gone: Gone, own: CallPlace | None) -> Others:
+    """Return what a process did that has ended, and not failed by itself."""
+    if gone.state == "left":
+        return Others(processes=processes, state="left")
+    record = gone.record
+    if record is None or record.cause.error is None or record.cause.kind == "exit":
+        words = "" if gone.follows else headline_of(gone.words)
+        return Others(processes=processes, state="ended", words=words)
+    cause, error = record.cause, record.cause.error
+    line = cause.frames[-1] if cause.frames else None
+    if not has_only_learned(record):
+        where = f" ({line.file}:{line.line})" if line is not None else ""
+        words = f"then raised {error.type}{where}."
+        return Others(processes=processes, state="ended", words=words)
+    place = cause.place
+    # Its error was raised at the call in which it waited, or else at a later line.
+    if line is not None and (place is None or (place.file, place.line) != (line.file, line.line)):
+        stands = CallPlace(file=line.file, line=line.line, source=line.source)
+        return Others(processes=processes, state="stopped", place=stands)
+    is_mine = place is not None and _is_same_call(own, place)
+    return Others(processes=processes, state="waiting", place=own if is_mine else place)
+
+
+def _is_same_call(one: CallPlace | None, other: CallPlace) -> bool:
+    return one is not None and dataclasses.replace(one, source=other.source) == other
 
 
 def _joined(others: Iterable[Others]) -> Iterator[Others]:

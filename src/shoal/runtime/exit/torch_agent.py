@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.runtime.system.failure_words import failure_of, headline_of, left_in_order, text_of
+from shoal.runtime.system.failure_words import Departure, failure_of, headline_of, text_of
 
 _AGENT_S = 10.0  # for the agent's SIGTERM; twice the interval of polls that torch had until 2.3
 _POLL_S = 0.02
@@ -62,7 +62,7 @@ class TorchAgent:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._note_one)
 
-    def outlast(self, process: int | None, peers: Mapping[int, str]) -> float:
+    def outlast(self, process: int | None, peers: Mapping[int, Departure]) -> float:
         """Return the time of an end that was caused by the end of other processes.
 
         If the agent has the first of them, wait until it has seen that one end; the time is then
@@ -70,7 +70,7 @@ class TorchAgent:
 
         Args:
           process: the index of this process; None: not known.
-          peers: their words.
+          peers: how they ended.
         """
         first, on_node = _first_failed(peers), self._on_node(process)
         if first is None or first not in on_node:
@@ -127,8 +127,8 @@ class TorchAgent:
             print(f"shoal: {words}", file=sys.stderr)
 
 
-def _first_failed(peers: Mapping[int, str]) -> int | None:
+def _first_failed(peers: Mapping[int, Departure]) -> int | None:
     """Return the first of them, if it may have ended with another code than 0."""
-    process, words = next(iter(peers.items()), (None, ""))
-    is_in_order = left_in_order(words)
-    return None if is_in_order else process
+    for process, departure in peers.items():
+        return None if departure.is_in_order else process
+    return None

@@ -131,7 +131,9 @@ class Waiting:
     frames: tuple[StackFrame, ...] = ()
     last_met: CallPlace | None = None
     words: str = ""  # "runs (pid 24012); it has not called initialize"
-    waits_for: str = ""  # in a stall: "others", in a call of shoal; "reader", its own, in `feed`
+    # In a stall: "others", in a call of shoal; "reader", its own, in `feed`; "left": nothing, since
+    # it has left the job.
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

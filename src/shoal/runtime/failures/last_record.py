@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -49,6 +49,7 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
+from shoal.runtime.failures.shortening import capital
 from shoal.runtime.failures.stack_text import threads_of, without_packages
 from shoal.runtime.system.callsite import site_of, source_at, split_site
 from shoal.runtime.system.failure_words import (
@@ -105,7 +106,7 @@ def record(
     process: int | None = None,
     step: int | None = None,
     point: CalledAt | None = None,
-    because_of: Mapping[int, str] | None = None,
+    because_of: Iterable[int] | None = None,
     thread: str = "",
     record_file: tuple[str, int] = ("", -1),
 ) -> bool:
@@ -125,24 +126,12 @@ def record(
     if not path:
         return False
     try:
-        at_s = time.monotonic()
-        because_of = peers_named(error) if because_of is None else because_of
-        peers = None if because_of is None else ProcessSet(because_of)
-        for most in _MOST:
-            cause = cause_of(error, process=process, step=step, point=point, most=most)
-            cause = dataclasses.replace(cause, thread=thread)
-            one = LastRecord(
-                pid=os.getpid(),
-                at_s=at_s,
-                cause=cause,
-                because_of=peers,
-                is_torn=peers is None and is_torn(error),
-            )
-            data = json.dumps(to_json(one)).encode() + b"\n"
-            if len(data) <= _BYTES:
-                break
-        else:
+        one = record_of(
+            error, process=process, step=step, point=point, because_of=because_of, thread=thread
+        )
+        if one is None:
             return False
+        data = json.dumps(to_json(one)).encode() + b"\n"
         try:
             file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError:
@@ -155,6 +144,69 @@ def record(
             os.close(file)
     except Exception:  # noqa: BLE001 (methods of the exception may raise anything)
         return False
+
+
+def record_of(
+    error: BaseException,
+    *,
+    process: int | None = None,
+    step: int | None = None,
+    point: CalledAt | None = None,
+    because_of: Iterable[int] | None = None,
+    thread: str = "",
+    most_bytes: int = _BYTES - 1,
+) -> LastRecord | None:
+    """Return what a process records of an uncaught exception: see `record`. None: it is too long,
+    whatever is left out of it.
+
+    Args:
+      most_bytes: of its JSON.
+    """
+    at_s = time.monotonic()
+    named = peers_named(error) if because_of is None else because_of
+    peers = None if named is None else ProcessSet(named)
+    for most in _MOST:
+        cause = cause_of(error, process=process, step=step, point=point, most=most)
+        one = LastRecord(
+            pid=os.getpid(),
+            at_s=at_s,
+            cause=dataclasses.replace(cause, thread=thread),
+            because_of=peers,
+            is_torn=peers is None and is_torn(error),
+        )
+        if len(json.dumps(to_json(one))) <= most_bytes:
+            return one
+    return None
+
+
+def record_of_exit(
+    code: int, headline: str, because_of: Iterable[int] | None, process: int
+) -> LastRecord:
+    """Return the record of an end without an exception: by `sys.exit`, or since it hung.
+
+    Args:
+      headline: what it says of it.
+    """
+    words = f"{capital(headline)}."
+    cause = Cause(processes=ProcessSet([process]), kind="exit", exit_code=code, words=(words,))
+    peers = None if because_of is None else ProcessSet(because_of)
+    return LastRecord(pid=os.getpid(), at_s=time.monotonic(), cause=cause, because_of=peers)
+
+
+def record_in(text: str) -> LastRecord | None:
+    """Return the record that a process has sent, as JSON; None: none, or something else."""
+    with contextlib.suppress(*UNREADABLE):
+        return of_json(LastRecord, json.loads(text))
+    return None
+
+
+def how_of(end: LastRecord | None) -> str:
+    """Return how a process that sent this has failed: see `Departure.how`."""
+    if end is None:
+        return ""
+    if end.cause.kind in ("diverged", "deadline", "stalled"):
+        return "found"
+    return "exited" if end.cause.kind == "exit" else "raised"
 
 
 def _path() -> str:

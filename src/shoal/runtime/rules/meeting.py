@@ -45,6 +45,7 @@ from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Record, Roster, end_waits
 from shoal.runtime.rules.trail_marks import UNKNOWN
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 To = TypeVar("To", bound=Hashable)
@@ -157,16 +158,18 @@ class Meeting(Roster[To]):
         self._next = min(*deadlines, math.inf, self._stack_requests.next_deadline)
         return replies
 
-    def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
-        """Record that a process is gone: "left", "failed" or "lost". Only the first report counts.
+    def depart(
+        self, now: float, process: int, departure: Departure, end: str = ""
+    ) -> list[Reply[To]]:
+        """Record that a process is gone. Only the first report counts.
 
         A lost or failed process ends every gathering of its groups; one that left in order ends
         only those at which it had not arrived. Survivors no longer wait for it.
         """
         if process in self._gone:
             return []
-        self._gone[process] = state
-        self._records[process].leave(now, state, words)
+        state = self._gone[process] = departure.state
+        self._records[process].leave(now, departure, end)
         self._num_losses += 1
         if state != "left":
             self._last_loss = self._num_losses

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.trail_marks import Found, TrailVersion, TrailVersions
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 Facts: TypeAlias = dict[str, Any]
@@ -177,7 +178,7 @@ class ProcessesGone(NamedTuple):
     """Required processes are gone; the cause comes first."""
 
     kind: str  # "lost" | "failed"
-    gone: Sequence[tuple[int, str]]  # process, words
+    gone: Sequence[tuple[int, Departure]]
 
     is_success: Literal[False] = False
 
@@ -282,12 +283,29 @@ class Explanation(NamedTuple):
         return {"text": self.text}
 
 
+class ReportAsked(NamedTuple):
+    """Whether the process that asked is to report the failure of its job; if so, the states of all
+    processes, in order."""
+
+    reports: bool
+    states: Sequence[Facts]  # see `Roster.states`
+
+    kind: Literal["report"] = "report"
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts as sent."""
+        return {"reports": self.reports, "states": self.states}
+
+
 Success: TypeAlias = AllMet | SurvivorsMet
 Loss: TypeAlias = ProcessesGone | ServicesLost
 Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
-Known: TypeAlias = MembersKnown | StacksHeard | StepsAwaited | EndsCompared | Explanation
+Known: TypeAlias = (
+    MembersKnown | StacksHeard | StepsAwaited | EndsCompared | Explanation | ReportAsked
+)
 Answer: TypeAlias = Outcome | StillMissing | Known
 
 
@@ -299,8 +317,8 @@ def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
     """
     match kind:
         case "live":
-            gone = [(process, state, words) for process, state, words in facts["gone"]]
-            return SurvivorsMet(facts["alive"], gone, _pairs(facts["services"]))
+            rows = [(process, state, words) for process, state, words in facts["gone"]]
+            return SurvivorsMet(facts["alive"], rows, _pairs(facts["services"]))
         case "diverged":
             return _divergence_of(facts)
         case "deadline":
@@ -311,7 +329,8 @@ def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
             return CallLeft(facts["process"], facts["words"])
         case "lost" | "failed":
             if facts["gone"]:
-                return ProcessesGone(kind, _pairs(facts["gone"]))
+                gone = [(process, Departure(*row)) for process, row in facts["gone"]]
+                return ProcessesGone(kind, gone)
             return ServicesLost(_pairs(facts["services"]))
     raise FrameError(f"unknown answer {kind[:40]!r}")
 

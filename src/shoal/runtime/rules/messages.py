@@ -18,6 +18,7 @@ from shoal.runtime.rules.stopping import (
     StopReport,
 )
 from shoal.runtime.rules.trail_marks import TrailMarks
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -27,6 +28,7 @@ from shoal.runtime.wire.frames import (
     whole_field,
 )
 
+MOST_END = 16 << 10  # characters of the record of a failure
 _MOST_TEXT = 1000  # characters of any text that a member sends
 
 
@@ -39,6 +41,7 @@ class Beat(NamedTuple):
     step_s: float | None  # median time of its last steps
     memory_bytes: int  # resident
     wait_s: float = 0.0  # the part of `step_s` spent waiting for other processes
+    at: tuple[str, str, str] = ("", "", "")  # call, name and call site of `place`, if it is a point
 
 
 def beat_of(header: Mapping[str, Any]) -> Beat:
@@ -53,12 +56,48 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
         step_s=step_s,
         memory_bytes=max(0, whole_field(header, "memory_bytes")),
         wait_s=max(0.0, min(wait_s, step_s or 0.0)),
+        at=_at_of(header.get("at", ["", "", ""])),
     )
+
+
+def _at_of(row: object) -> tuple[str, str, str]:
+    if not isinstance(row, list) or list(map(type, row)) != [str, str, str]:
+        raise FrameError("field 'at' is not a place")
+    call, name, site = (text[:_MOST_TEXT] for text in row)
+    return call, name, site
 
 
 def step_of(header: Mapping[str, Any]) -> int | None:
     """Parse the step of a process; None: in none yet."""
     return None if header.get("step") is None else whole_field(header, "step")
+
+
+def departure_header(departure: Departure) -> dict[str, Any]:
+    """Return the header fields of how a process has left the job; its words are the body."""
+    state, *rest = departure[1:]
+    more = dict(zip(("how", "why", "follows"), rest, strict=True))
+    if departure.why == departure.words:
+        del more["why"]
+    return {"state": state, **{name: value for name, value in more.items() if value}}
+
+
+def departure_of(frame: Frame) -> Departure:
+    """Parse how a process has left the job."""
+    header, words = frame.header, frame.body.decode(errors="replace")
+    defaults = {"state": "lost", "how": "", "why": ""}
+    state, how, why = (text_field({**defaults, **header}, name) for name in defaults)
+    return Departure(words, state, how, why, bool(header.get("follows")))
+
+
+def failed_of(frame: Frame) -> tuple[Departure, str]:
+    """Parse the failure of a process, and what it has recorded of it, which is passed on as it is:
+    as JSON, for `last_record.record_in`; empty: nothing."""
+    header, defaults = frame.header, {"how": "", "end": ""}
+    how, end = (text_field({**defaults, **frame.header}, name) for name in defaults)
+    if len(end) > MOST_END:
+        raise FrameError("field 'end' is too long")
+    words, follows = frame.body.decode(errors="replace"), bool(header.get("follows"))
+    return Departure(words, how=how[:_MOST_TEXT], follows=follows), end
 
 
 def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:

@@ -46,7 +46,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
-from shoal.runtime.system.failure_words import fate_of, listed, one_line, particulars_of
+from shoal.runtime.system.failure_words import Departure, listed, one_line, particulars_of
 
 _NAME_HINT = "If these are one call made at several places, pass the same name= in each."
 _PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
@@ -133,15 +133,17 @@ def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostEr
     return ProcessLostError(f"{what}: {text}")
 
 
-def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -> ShoalError:
+def gone_error(kind: str, gone: Mapping[int, Departure], me: ThisProcess, what: str) -> ShoalError:
     """Return the exception about "lost" or "failed" processes, the cause first."""
-    cause, words = next(iter(gone.items()))
+    cause, first = next(iter(gone.items()))
+    words = {process: departure.words for process, departure in gone.items()}
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
-        text = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
-        return ProcessLostError(f"{what}: {text}", lost=gone)
-    text = f"{me.name(cause)} {fate_of(words)}{others}"
-    return PeerFailedError(f"{what}: {text}", failed=gone, details=indented(particulars_of(words)))
+        text = f"{me.name(cause)} is lost: {one_line(first.words, _MOST_WORDS)}{others}"
+        return ProcessLostError(f"{what}: {text}", lost=words, ends=gone)
+    text = f"{me.name(cause)} {first.fate}{others}"
+    details = indented(particulars_of(first.words))
+    return PeerFailedError(f"{what}: {text}", failed=words, details=details, ends=gone)
 
 
 def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s: float) -> str:

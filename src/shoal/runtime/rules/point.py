@@ -72,6 +72,10 @@ class Member(NamedTuple):
     memory_bytes: int = 0  # resident
     pid: int = 0
     wait_s: float = 0.0  # the part of `step_s` spent waiting for others in calls of shoal
+    how: str = ""  # it has failed: "raised" | "found" | "exited": see `Departure`
+    follows: bool = False  # it has failed because of others, as it reported
+    lane: str = "main"  # of `place`, while it waits there
+    doing: str = ""  # "at the end": its program has ended, and it waits for its devices
 
     @property
     def own_s(self) -> float | None:

@@ -16,7 +16,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.messages import Abandoned, Beat
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.failure_words import Departure, headline_of
 
 To = TypeVar("To", bound=Hashable)
 
@@ -32,7 +32,7 @@ class Roster(Generic[To]):
         self._records: Mapping[int, Record[To]] = {
             p: Record(p, host, pids[p], now) for p, host in enumerate(hosts)
         }
-        self._losses = Losses(self.departure_reason)
+        self._losses = Losses(self.departure)
         self._gone = self._losses.states
         self._num_losses = 0  # of processes and services
         self._last_loss = 0  # `_num_losses` at the last that was not a process leaving in order
@@ -62,23 +62,28 @@ class Roster(Generic[To]):
         """Return what this process tells about a difference, if it has not done so and is gone."""
         return Explanation(self._explanations.get(key, "" if process in self._gone else None))
 
-    def departure_reason(self, process: int) -> str:
-        """Return why a process is gone, and its last place."""
-        return self._records[process].departure_reason
+    def departure(self, process: int) -> Departure:
+        """Return how a process has left the job."""
+        return self._records[process].departure
 
     def whereabouts(self, now: float, process: int) -> dict[str, Any]:
         """Return the step and the last call of a process."""
         return self._records[process].whereabouts(now)
+
+    def states(self, now: float) -> list[dict[str, Any]]:
+        """Return the state of each process as facts, for the report of a failure."""
+        return [record.facts(now) for record in self._records.values()]
 
     def record_step(self, process: int, step: int | None) -> None:
         """Record the step of a process; None: in none yet."""
         if step is not None:
             self._records[process].step = step
 
-    def record_activity(self, now: float, process: int, words: str) -> None:
-        """Record a process's activity."""
+    def record_activity(self, now: float, process: int, words: str, doing: str = "") -> None:
+        """Record a process's activity; `doing`: see `Member`."""
         if process not in self._gone:
             self._records[process].note(now, words)
+            self._records[process].doing = doing
 
     def beat(self, now: float, process: int, beat: Beat) -> None:
         """Record a heartbeat."""
@@ -122,13 +127,13 @@ class Roster(Generic[To]):
 class Losses:
     """The processes that are gone, in the order of their loss, and the lost services.
 
-    `words` returns a process's own report of how it ended.
+    `departure` returns how a process has left the job.
     """
 
-    def __init__(self, words: Callable[[int], str]) -> None:
+    def __init__(self, departure: Callable[[int], Departure]) -> None:
         self.states: dict[int, str] = {}  # of processes: "left" | "failed" | "lost"
         self.services: list[tuple[str, str]] = []  # name, words
-        self._words = words
+        self._departure = departure
 
     def affect(self, members: Collection[int]) -> bool:
         """Return whether any process was lost or failed, or one of `members` is gone in any way."""
@@ -138,7 +143,7 @@ class Losses:
     def survivors(self, alive: Collection[int], members: Collection[int]) -> SurvivorsMet:
         """Return the answer to the living: each of `members` that is gone, and the services."""
         gone = [(p, state) for p, state in self.states.items() if p in members]
-        rows = [(p, state, self._words(p)) for p, state in gone]
+        rows = [(p, state, self._departure(p).words) for p, state in gone]
         return SurvivorsMet([*alive], rows, list(self.services))
 
     def answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
@@ -151,8 +156,11 @@ class Losses:
             cause = next((p for p in gone if self.states[p] != "left"), gone[0])
         kind = "lost" if self.states[cause] == "lost" else "failed"
         alike = [p for p in gone if (self.states[p] == "lost") == (kind == "lost")]
-        pairs = [(cause, self._words(cause))]
-        pairs += [(p, headline_of(self._words(p))) for p in alike if p != cause]
+        pairs = [(cause, self._departure(cause))]
+        for process in alike:
+            if process != cause:
+                other = self._departure(process)
+                pairs.append((process, other._replace(words=headline_of(other.words))))
         return ProcessesGone(kind, pairs)
 
     def service_answer(self) -> ServicesLost:
@@ -188,7 +196,10 @@ class Record(Generic[To]):
         "beat",
         "beat_came",
         "blocked",
-        "departure_reason",
+        "departure",
+        "doing",
+        "end",
+        "gone_at",
         "host",
         "idle",
         "index",
@@ -212,7 +223,10 @@ class Record(Generic[To]):
         self.silent_since: float | None = None
         self.idle = ""  # for how long it has made no progress, and where; empty: it makes some
         self.stopped_since: float | None = None  # since the keeper reported it as stopped
-        self.departure_reason = ""  # why it is gone, and its last place
+        self.departure = Departure("", "here")  # once it has left the job
+        self.doing = ""  # see `Member`
+        self.end = ""  # what it has recorded of its failure, as JSON
+        self.gone_at: Mapping[str, Any] = {}  # where it was then
         self.met_after = 0  # number of losses when it last met survivors
         self.acknowledged = 0  # number of lost services that it has acknowledged
         self.blocked: dict[str, Gathering[To]] = {}  # the gathering at which it waits, by lane
@@ -253,11 +267,13 @@ class Record(Generic[To]):
         elif self.stopped_since is None:
             self.stopped_since = now
 
-    def leave(self, now: float, state: str, words: str) -> None:
-        """Record that it is gone."""
-        is_trace = "\n" in words.strip()  # a traceback says where
-        self.departure_reason = words if is_trace else words + self._last_seen(now)
-        self.state, self.silent_since, self.stopped_since = state, None, None
+    def leave(self, now: float, departure: Departure, end: str = "") -> None:
+        """Record that it is gone; `end`: what it has recorded of its failure, as JSON."""
+        words = departure.words
+        if "\n" not in words.strip():  # else a traceback says where
+            departure = departure._replace(words=words + self._last_seen(now))
+        self.departure, self.gone_at, self.end = departure, self.whereabouts(now), end
+        self.state, self.silent_since, self.stopped_since = departure.state, None, None
         self.note(now, words)
 
     def whereabouts(self, now: float) -> dict[str, Any]:
@@ -267,6 +283,9 @@ class Record(Generic[To]):
         point = self.activity.point
         if waits:
             point, since = waits[0].point, waits[0].since
+        elif self.beat is not None and place == self.beat.place and any(self.beat.at):
+            call, name, site = self.beat.at
+            point = Point(name, fingerprint=call, site=site)
         elif point is None or place != point.place:
             point = Point("", site=place)
         return {
@@ -277,6 +296,14 @@ class Record(Generic[To]):
             "age_s": round(max(0.0, now - since), 3),
             "waits": bool(waits),
         }
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """Return its state as facts; a failure as it has recorded it."""
+        if self.state not in ("left", "lost", "failed"):
+            return {"state": self.state, "at": self.whereabouts(now)}
+        facts = {**self.departure._asdict(), "words": headline_of(self.departure.words)}
+        facts |= {"at": self.gone_at, "since_s": max(0.0, now - self.activity.when)}
+        return {**facts, "end": self.end} if self.end else facts
 
     def last_words(self, now: float) -> str:
         """Return its last words: where it waits, its last call, or why it is gone."""
@@ -337,6 +364,10 @@ class Record(Generic[To]):
             memory_bytes=self.beat.memory_bytes if self.beat else 0,
             pid=self.pid,
             wait_s=self.beat.wait_s if self.beat else 0.0,
+            how=self.departure.how,
+            follows=self.departure.follows,
+            lane=waits[0].point.lane if waits else "main",
+            doing=self.doing,
         )
 
     def _waits(self) -> list[WaitingProcess[To]]:

@@ -21,7 +21,7 @@ Places explain a stall, and never decide: a healthy loop is seen at one place al
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.failures.comparison import process_label
@@ -32,8 +32,6 @@ from shoal.runtime.wire.frames import FrameError, number_field, text_field
 MOST_SITE = 300  # characters
 NO_PROGRESS = "no progress for"  # how the last words of an idle process begin
 _MOST_GROUPS = 8  # of processes at one place, in a report
-_FOR_READER, _IN_SHOAL = "waiting for its reader", "waiting in shoal"
-_WAITS_FOR = {_FOR_READER: "reader", _IN_SHOAL: "others"}
 _BELOW = ("library", "", "jax")
 _FACTS = (
     "is_waiting", "has_returned", "marks_its_loop", "is_compiling", "may_poll", "is_due", "is_held",
@@ -44,6 +42,35 @@ _BUSY = 0.02  # of a core: threads that use less do nothing
 _FRESH_S = 6.0  # a report that is older says nothing of now; they come every two seconds
 _ANSWER_S = 1.5  # how long a process may take to say where a silent one of its host stands
 _SEEN_S = 2.0  # after which it is asked again
+
+
+class Stance(NamedTuple):
+    """How processes stand at a place."""
+
+    words: str  # the predicate of a sentence, without the place
+    verb: str = "called"  # what precedes the place
+    waits_for: str = ""  # "others", in a call of shoal; "reader", its own, in `feed`; "left": it
+    # has left the job, and waits for nothing
+
+    def at(self, site: str) -> str:
+        """Return the predicate with the place; empty: unknown.
+
+        >>> Stance("in JAX").at("train.py:14"), Stance("", "").at("train.py:14")
+        ('in JAX, called at train.py:14', 'at train.py:14')
+        """
+        place = f"{self.verb} at {site}".strip() if site else ""
+        return ", ".join(filter(None, (self.words, place)))
+
+
+_IN_PROGRAM = Stance("", "")
+_SLOW = Stance("slow", "")
+_IN_JAX = Stance("in JAX")
+_FOR_READER = Stance("waiting for its reader", waits_for="reader")
+_IN_SHOAL = Stance("waiting in shoal", waits_for="others")
+_LEFT = Stance("left the job", "last", waits_for="left")
+_UNSEEN = Stance("without a heartbeat", "")
+_HELD = Stance("in native code that holds the interpreter lock")
+_SLOW_HELD = Stance(f"slow, {_HELD.words}")
 
 
 class Idle(NamedTuple):
@@ -110,25 +137,14 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
 
 def seen_words(seen: Seen | None) -> str:
     """Return where a silent process is, and how."""
-    return _words(*_seen_at(seen))
+    stance, site = _seen_at(seen)
+    return stance.at(site)
 
 
-def _seen_at(seen: Seen | None) -> tuple[str, str]:
+def _seen_at(seen: Seen | None) -> tuple[Stance, str]:
     if seen is None or not seen.site:
-        return "without a heartbeat", ""
-    slow = "slow, " if seen.share >= _BUSY else ""
-    return f"{slow}in native code that holds the interpreter lock", line_of(seen.site)
-
-
-def _words(how: str, site: str) -> str:
-    """Return how processes stand at a place, as the predicate of a sentence.
-
-    >>> _words("in JAX", "train.py:14"), _words("", "train.py:14")
-    ('in JAX, called at train.py:14', 'at train.py:14')
-    """
-    by = "called" if how.startswith(("in ", "slow, in ", "waiting ")) else ""
-    by = by or ("last" if how.startswith("left") else "")
-    return ", ".join(filter(None, (how, f"{by} at {site}".strip() if site else "")))
+        return _UNSEEN, ""
+    return _SLOW_HELD if seen.share >= _BUSY else _HELD, line_of(seen.site)
 
 
 def seen_header(process: int, seen: Seen) -> dict[str, Any]:
@@ -146,29 +162,25 @@ class StalledGroup(NamedTuple):
     """Processes that stand at one place."""
 
     processes: tuple[int, ...]
-    how: str  # "in JAX"; "": in the program itself
+    how: Stance
     site: str  # "train.py:14"; "": unknown
     source: str  # the line of `site`
     order: tuple[int, int, int]  # the likeliest cause of the stall first
 
     @property
-    def waits_for(self) -> str:
-        """For what: "others", in a call of shoal; "reader", its own, in `feed`; else empty."""
-        return _WAITS_FOR.get(self.how, "")
-
-    @property
     def text(self) -> str:
         """A sentence: which processes, how and where."""
-        return f"{process_label(self.processes)} {_words(self.how, self.site)}"
+        return f"{process_label(self.processes)} {self.how.at(self.site)}"
 
     @property
     def facts(self) -> dict[str, Any]:
         """For the launcher's report."""
         file, line = split_site(self.site)
-        if not file or self.how == "left the job":
-            return {"processes": self.processes, "words": _words(self.how, self.site)}
-        facts = {"words": self.how, "file": file, "line": line, "source": self.source}
-        return {"processes": self.processes, "waits_for": self.waits_for, **facts}
+        facts = {"processes": self.processes, "waits_for": self.how.waits_for}
+        if not file or self.how is _LEFT:
+            return {**facts, "words": self.how.at(self.site)}
+        place = {"file": file, "line": line, "source": self.source}
+        return {**facts, "words": self.how.words, **place}
 
 
 class Stall(NamedTuple):
@@ -252,6 +264,10 @@ train.py:14'
             for process in processes
         )
 
+    def waiting(self, processes: Iterable[int]) -> list[int]:
+        """Return those of these idle processes that are in waits of shoal."""
+        return [process for process in processes if self._idle[process][1].is_waiting]
+
     def judge(
         self,
         now: float,
@@ -299,7 +315,7 @@ train.py:14'
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
-        processes_at: dict[tuple[str, str, int, int], list[int]] = {}
+        processes_at: dict[tuple[Stance, str, int, int], list[int]] = {}
         sources = {line_of(one.site): one.source for one in idle.values()}
         for process in silent_s:
             processes_at.setdefault((*_seen_at(self.seen(process)), 0, 0), []).append(process)
@@ -308,7 +324,7 @@ train.py:14'
         # One that left explains why others wait, unless one of the living does.
         order = 0 if min(order for _, _, order, _ in processes_at) > 1 else 2
         for process, where in left.items():
-            processes_at.setdefault(("left the job", line_of(where), order, 0), []).append(process)
+            processes_at.setdefault((_LEFT, line_of(where), order, 0), []).append(process)
         groups = [
             StalledGroup(
                 tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
@@ -318,7 +334,7 @@ train.py:14'
         return tuple(sorted(groups, key=lambda group: (group.order, group.processes)))
 
 
-def _stands(idle: Idle) -> tuple[str, str, int, int]:
+def _stands(idle: Idle) -> tuple[Stance, str, int, int]:
     """Return how and where a process stands, and two numbers, lower for the likelier cause of the
     stall.
 
@@ -327,11 +343,11 @@ def _stands(idle: Idle) -> tuple[str, str, int, int]:
     """
     site = line_of(idle.site) or "an unknown place"
     if idle.is_slow:
-        return "slow", site, 1, 0
+        return _SLOW, site, 1, 0
     if idle.is_reading:
         return _FOR_READER, site, 0, 0
     if idle.is_waiting:
         return _IN_SHOAL, site, 4, 0
     if idle.below == "jax":
-        return "in JAX", site, 3, 1
-    return "", site, 1 if idle.below else 3, 0
+        return _IN_JAX, site, 3, 1
+    return _IN_PROGRAM, site, 1 if idle.below else 3, 0

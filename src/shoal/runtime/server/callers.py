@@ -24,6 +24,7 @@ from shoal.runtime.rules.messages import (
     abandoned_of,
     beat_of,
     ended_of,
+    failed_of,
     notice_of,
     processes_of,
     step_of,
@@ -32,7 +33,7 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.stalls import idle_of, seen_of
 from shoal.runtime.server.job import Life, ServedJob
-from shoal.runtime.system.failure_words import one_line
+from shoal.runtime.system.failure_words import Departure, one_line
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -40,7 +41,7 @@ from shoal.runtime.wire.frames import (
     text_field,
     whole_field,
 )
-from shoal.runtime.wire.server_sockets import Connection
+from shoal.runtime.wire.server_sockets import Connection, with_guess
 
 _Verb = TypeVar("_Verb")
 
@@ -120,14 +121,18 @@ class ProcessCaller:
 
     def _failed(self, meeting: Meeting[Connection], frame: Frame) -> None:
         meeting.record_step(self._life.process, step_of(frame.header))  # newer than its last beat
-        words, follows = frame.body.decode(errors="replace"), bool(frame.header.get("follows"))
-        self._job.depart(self._life.process, "failed", words, follows=follows)
+        departure, end = failed_of(frame)
+        self._job.depart(self._life.process, departure, end)
+
+    def _reporter(self, _meeting: Meeting[Connection], _frame: Frame) -> None:
+        self._job.confirm_reporter(self._life.process)
 
     def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         words = one_line(frame.body.decode(errors="replace"))
         if "place" in frame.header:
             self._job.left_at[self._life.process] = text_field(frame.header, "place")[:_MAX_WORDS]
-        self._job.depart(self._life.process, "left", words or "left the job")
+        how = "exited" if words else ""
+        self._job.depart(self._life.process, Departure(words or "left the job", "left", how))
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`."""
@@ -146,6 +151,7 @@ class ProcessCaller:
         "idle": _idle,  # it has made no progress for long, or makes it again
         "seen": _seen,  # a silent process of its host
         "failed": _failed,  # with a traceback
+        "reporter": _reporter,  # it is there to report the failure of the job
         "bye": _bye,
     }
 
@@ -181,6 +187,10 @@ class LaneCaller:
         elif verb == "ended":
             trails = ended_of(frame, process, self._count)
             job.end(process, trails, connection, whole_field(header, "ticket"))
+        elif verb == "report":
+            sharing = processes_of(header, "sharing", range(self._count))
+            ticket, waits = whole_field(header, "ticket"), bool(header.get("waits"))
+            job.ask_report(process, sharing, connection, ticket, waits=waits)
         else:
             _known(_QUERIES, verb)(job, connection, header)
 
@@ -333,4 +343,4 @@ class ServiceCaller:
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`."""
-        self._on_gone(self, "lost", reason)
+        self._on_gone(self, "lost", with_guess(reason))

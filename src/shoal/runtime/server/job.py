@@ -20,22 +20,32 @@ from shoal.runtime.rules.meeting_answers import (
     AllMet,
     Answer,
     MembersKnown,
+    ReportAsked,
     StacksHeard,
     StepsAwaited,
     SurvivorsMet,
 )
-from shoal.runtime.rules.messages import ArrivalHeaders, Beat, notice_header, step_text
+from shoal.runtime.rules.messages import (
+    ArrivalHeaders,
+    Beat,
+    departure_header,
+    notice_header,
+    step_text,
+)
+from shoal.runtime.rules.reporting import Named, Reporting
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
 from shoal.runtime.system.callsite import line_of
+from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
-from shoal.runtime.wire.server_sockets import Connection, Connections
+from shoal.runtime.wire.server_sockets import Connection, Connections, with_guess
 
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
 _JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
+_MOST_GROUPS = 64  # of processes at one place, in the report of a stall
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
 
@@ -62,6 +72,8 @@ class ServedJob:
         self._marks = LatestMarks()
         self._endings: Endings[Connection] = Endings(joining.num_processes, self._marks)
         self._stalls = Stalls()
+        self._reporting: Reporting[Connection] = Reporting()
+        self.mail.on_survivors = self._forget_reporter
         self._judge_at = -math.inf
         self.left_at: dict[int, str] = {}  # the last place of each process that left in order
         self._has_left = False  # whether one has, and the others know
@@ -80,7 +92,7 @@ class ServedJob:
         """The time at which `on_time` must be called, except for silence."""
         if self.meeting is None:
             return self.joining.next_deadline
-        return min(self.meeting.next_deadline, self._endings.deadline)
+        return min(self.meeting.next_deadline, self._endings.deadline, self._reporting.deadline)
 
     def is_over(self, now: float) -> bool:
         """Return whether no process is left in it."""
@@ -208,7 +220,11 @@ class ServedJob:
         shower = shows[0] if stall.is_final and shows else awake[0]
         header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
         if stall.is_final:
-            self.on_news(stalled=[group.facts for group in stall.groups], idle_s=stall.idle_s)
+            groups = [group.facts for group in stall.groups]
+            self.on_news(stalled=groups, idle_s=stall.idle_s)
+            header |= {"groups": groups[:_MOST_GROUPS], "idle_s": stall.idle_s}
+            # Others are in native code, and cannot print a report of the job.
+            header["reporter"] = min(self._stalls.waiting(awake), default=shower)
         self.mail.push(living, pack_frame(header, stall.text.encode(errors="replace")))
 
     def _locate(self, now: float, silent: int, awake: Collection[int]) -> None:
@@ -221,25 +237,28 @@ class ServedJob:
                 header = {"is": "locate", "process": silent, "pid": pids[silent]}
                 self.mail.push(others[:1], pack_frame(header))
 
-    def depart(self, process: int, state: str, words: str, *, follows: bool = False) -> None:
-        """Record that a process is "left", "failed" or "lost". Only the first report counts.
+    def depart(self, process: int, departure: Departure, end: str = "") -> None:
+        """Record that a process is gone. Only the first report counts.
 
-        `follows`: it failed because of others.
+        `end`: what it has recorded of a failure, as JSON; empty: nothing.
         """
         meeting = self.meeting
         if meeting is None or meeting.has_gone(process):
             return
         self._liveness.forget(process)
+        state = departure.state
         self._endings.depart(process, is_lost=state != "left")
-        more: dict[str, Any] = {"follows": True} if follows else {}
-        more["at"] = meeting.whereabouts(self.now(), process)
-        self.on_news(gone=process, state=state, words=words, at_s=self.now(), **more)
-        replies = meeting.depart(self.now(), process, state, words)
+        news = {"words": departure.words, **departure_header(departure)}
+        news["at"] = meeting.whereabouts(self.now(), process)
+        if end and not departure.follows:
+            news["end"] = end
+        self.on_news(gone=process, at_s=self.now(), **news)
+        replies = meeting.depart(self.now(), process, departure, end)
         if not self._stalls.has_ended:  # else all know why their waits end: see `_judge_stall`
             self.mail.answer(replies)
         name = f"process {process} ({self.joining.hosts[process]})"
         if state != "left":
-            self.mail.push_gone(process, name, state, meeting.departure_reason(process))
+            self.mail.push_gone(process, name, meeting.departure(process))
         elif not self._has_left:  # the first one: at the end of a large job all leave at once
             self._has_left = True
             self.mail.push(self.mail.lives, pack_frame({"is": "left"}))
@@ -252,7 +271,8 @@ class ServedJob:
         if self.meeting is None:
             self.answer_joining(self.joining.depart(self.now(), life.process))
         else:
-            self.depart(life.process, "lost", reason)
+            self.depart(life.process, Departure(with_guess(reason), "lost", why=reason))
+            self._answer_reporters(self._reporting.lose(life.process))
         if not self.mail.lives:
             self._keepers.release()
 
@@ -267,7 +287,7 @@ class ServedJob:
             self.answer_joining(self.joining.abandon(self.now(), reason))
             return
         self.mail.answer(self.meeting.lose_service(self.now(), name, words))
-        self.mail.push_gone(None, name, "lost", words)
+        self.mail.push_gone(None, name, Departure(words, "lost", why=words))
         self._endings.lose()
         self._answer_ended()
 
@@ -305,6 +325,56 @@ class ServedJob:
         rows = meeting.members(self.now()) if meeting else self.joining.members()
         self.mail.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
 
+    def ask_report(
+        self,
+        process: int,
+        sharing: Collection[int],
+        to: Connection,
+        ticket: int,
+        *,
+        waits: bool,
+    ) -> None:
+        """Answer whether a process that ends is to report the failure of the job.
+
+        Args:
+          sharing: the processes that may have the same failure.
+          waits: see `Reporting.ask`.
+        """
+        meeting = self.meeting
+        if meeting is None:
+            return
+        gone = meeting.gone
+        living = [
+            one
+            for one in self.mail.lives
+            if one in sharing
+            and gone.get(one) not in ("left", "lost")
+            and not self._liveness.is_quiet(one)
+        ]
+        before = self._reporting.expected
+        self._answer_reporters(
+            self._reporting.ask(self.now(), process, to, ticket, living, waits=waits)
+        )
+        expected = self._reporting.expected
+        if expected not in (None, before, process):
+            self.mail.push_to(expected, pack_frame({"is": "reporter"}))
+
+    def confirm_reporter(self, process: int) -> None:
+        """Take the answer of a process that is to report the failure of the job: it is there."""
+        self._answer_reporters(self._reporting.confirm(process))
+
+    def _answer_reporters(self, answers: Iterable[Named[Connection]]) -> None:
+        for to, ticket, reports in answers:
+            answer = ReportAsked(reports, [])
+            if reports and self.meeting is not None:
+                answer = answer._replace(states=self.meeting.states(self.now()))
+            self.mail.answer([Reply(to, ticket, answer)])
+
+    def _forget_reporter(self) -> None:
+        """Let the next failure have a report: the program goes on without the lost processes."""
+        self._answer_reporters(self._reporting.tick(math.inf))
+        self._reporting = Reporting()
+
     def request_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
         """Request stacks of processes; send them to `to` when they have arrived."""
         if self.meeting is None:
@@ -327,6 +397,7 @@ class ServedJob:
             self.mail.answer(self.meeting.tick(now))
             self.mail.request_stacks(self.meeting.take_stack_requests())
             self._answer_ended()
+            self._answer_reporters(self._reporting.tick(now))
 
     def is_silence_due(self, now: float) -> bool:
         """Return whether any silence is due to be judged."""
@@ -342,7 +413,7 @@ class ServedJob:
             seen = self._stalls.seen(process)
             if state == "lost":
                 where = f", {seen_words(seen)}" if silent_s and seen and seen.site else ""
-                self._dismiss(process, words + where)
+                self._dismiss(process, Departure(words + where, "lost", why=words + where))
                 continue
             meeting.mark_silent(process, now - silent_s)
             lives = (p for p in self.mail.lives if not self._liveness.is_quiet(p))
@@ -353,14 +424,16 @@ class ServedJob:
             self.mail.push(targets - {process}, pack_frame(header, words.encode()))
             self._locate(running_s, process, awake)
 
-    def _dismiss(self, process: int, words: str) -> None:
+    def _dismiss(self, process: int, departure: Departure) -> None:
         """Notify a lost process that is still connected of its loss, for when it wakes."""
         self.on_news(dismissed=process)
-        self.depart(process, "lost", words)
+        self.depart(process, departure)
         life = self.mail.lives.get(process)
         if life is not None:
             self.mail.forget(life)
-            self.mail.send_last(life.connection, pack_frame({"is": "lost"}, words.encode()))
+            header = {**departure_header(departure), "is": "lost"}
+            del header["state"]
+            self.mail.send_last(life.connection, pack_frame(header, departure.words.encode()))
 
 
 def _welcomes(
@@ -418,6 +491,7 @@ class JobMail:
         self._connections = connections
         self._is_member = is_member
         self._reported_gone = 0
+        self.on_survivors: Callable[[], None] = lambda: None  # they have met
 
     def send(self, connection: Connection, frame: bytes) -> None:
         """Send one frame."""
@@ -437,12 +511,18 @@ class JobMail:
         lives = (self.lives.get(process) for process in processes if self._is_member(process))
         self.send_all([life.connection for life in lives if life is not None], frame)
 
-    def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
+    def push_to(self, process: int | None, frame: bytes) -> None:
+        """Send a frame to a process that is connected, and may have reported a failure."""
+        if (life := self.lives.get(-1 if process is None else process)) is not None:
+            self.send(life.connection, frame)
+
+    def push_gone(self, process: int | None, name: str, departure: Departure) -> None:
         """Notify all living processes of a loss."""
         self._reported_gone += 1
         if self._reported_gone <= _MOST_GONE or process is None:
-            header = {"is": "gone", "process": process, "name": name, "state": state}
-            self.push(self.lives, pack_frame(header, words.encode(errors="replace")))
+            header = {"is": "gone", "process": process, "name": name}
+            header |= departure_header(departure)
+            self.push(self.lives, pack_frame(header, departure.words.encode(errors="replace")))
 
     def request_stacks(self, requests: Iterable[tuple[int, int]]) -> None:
         """Request the stacks of (ticket, process)."""
@@ -463,6 +543,7 @@ class JobMail:
                     body = bodies[id(answer)] = _body_of(answer)
                     if isinstance(answer, SurvivorsMet):
                         self._reported_gone = 0
+                        self.on_survivors()
                 packed, frame = (answer, ticket), pack_answer(ticket, answer.kind, body)
             self._connections.send(to, frame)
 

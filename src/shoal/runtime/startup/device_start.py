@@ -29,7 +29,7 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.causes import gone_members
+from shoal.runtime.exit.causes import departure_of, gone_members, record_sent
 from shoal.runtime.exit.guard import DEVICE_WORK
 from shoal.runtime.exit.unfinished import pause_s
 from shoal.runtime.jax_service import jax_runtime
@@ -37,7 +37,7 @@ from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import failure_of, fate_of
+from shoal.runtime.system.failure_words import failure_of
 from shoal.runtime.system.local_devices import are_attached
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
 
@@ -165,6 +165,7 @@ def _check_left(coordinator: Coordinator) -> None:
             raise PeerFailedError(
                 f"{me} cannot continue {_DOING}: {names}",
                 failed={one.process: one.last_words for one in left},
+                ends={one.process: departure_of(one) for one in left},
             )
 
 
@@ -212,7 +213,9 @@ def _devices(
         failure = _failure(coordinator, platform, error)
         if is_start:
             with contextlib.suppress(OSError):
-                coordinator.report("failed", failure_of(failure, site).words)
+                coordinator.report(
+                    "failed", failure_of(failure, site).words, record_sent(coordinator, failure)
+                )
         raise failure from error
 
 
@@ -272,8 +275,9 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
         joined.troubles.mark_all_reported()
         joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.last_words for p, member in gone.items()}
+        ends = {p: departure_of(member) for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
-        raise ProcessLostError(f"{me} cannot continue {doing}: {names}", lost=lost)
+        raise ProcessLostError(f"{me} cannot continue {doing}: {names}", lost=lost, ends=ends)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
         state = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
@@ -281,4 +285,4 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
 
 
 def _fate(member: Member) -> str:
-    return f"is lost: {member.last_words}" if member.state == "lost" else fate_of(member.last_words)
+    return f"is lost: {member.last_words}" if member.state == "lost" else departure_of(member).fate

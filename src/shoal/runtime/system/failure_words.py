@@ -8,7 +8,6 @@ a hostile or older process: it is always one printable line of bounded length.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -27,11 +26,7 @@ _MAX_TEXT = 32 << 10  # characters of a traceback
 _MAX_DEPTH = 100  # of groups within groups
 _ANNOUNCES = "Traceback (most recent call last):"
 _HEADS = ("Traceback", "+ Exception Group Traceback")
-_EXITS = ("left the job by", "exited: ", "exited with ")  # beginnings of `exit_words`, of a guard's
-_ENDS = ("left the job", *_EXITS)  # beginnings of texts that need no verb
-_RAISED = re.compile(r"([^\s:(]+)(?=: | \().* \((.+:\d+) \([^()]*\)\)")  # see `failure_of`
 # Of errors of JAX's runtime and its transports, which may follow the end of another process.
-_OF_RUNTIME = re.compile(r"JaxRuntimeError|XlaRuntimeError|Gloo|NCCL|[Cc]onnection|Socket closed")
 _RUNTIME_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 # Of those that no other process can cause.
@@ -53,6 +48,36 @@ class Failure(NamedTuple):
     def words(self) -> str:
         """The text for other processes."""
         return f"{self.headline}\n{self.text}"
+
+
+class Departure(NamedTuple):
+    """How a process has left its job, as the other processes know it."""
+
+    words: str  # what it reported; of a lost one, why it is lost and where it was last
+    state: str = "failed"  # "left" | "failed" | "lost"
+    how: str = ""  # "raised" | "found" (an error of all that met) | "exited"; empty: unknown
+    why: str = ""  # why it is lost, if `words` say more: "its connection closed"
+    follows: bool = False  # others have led to it, as it reported
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it left the job without a failure."""
+        return self.state == "left" and self.how != "exited"
+
+    @property
+    def fate(self) -> str:
+        """The fate of a process that failed or left, as the predicate of a sentence.
+
+        >>> Departure("left the job", "left").fate, Departure("its disk is full").fate
+        ('left the job', 'is gone: its disk is full')
+        """
+        headline = headline_of(self.words)
+        if self.state == "left" or self.how == "exited":
+            return headline
+        if not headline:
+            return "is gone"
+        has_raised = self.how in ("raised", "found") or any(map(_is_head, self.words.splitlines()))
+        return f"raised {headline}" if has_raised else f"is gone: {headline}"
 
 
 def failure_of(error: BaseException, called_at: str = "") -> Failure:
@@ -124,18 +149,29 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__ or at.__context__
 
 
-def peers_named(error: BaseException) -> Mapping[int, str] | None:
+def peers_named(error: BaseException) -> Mapping[int, Departure] | None:
     """Return the processes whose end an error names; None: it is this process's own.
 
-    >>> peers_named(PeerFailedError("barrier", failed={3: "ValueError: no data"}))
-    {3: 'ValueError: no data'}
+    >>> peers_named(PeerFailedError("barrier", failed={3: "ValueError: no data"}))[3].words
+    'ValueError: no data'
     """
     for at in causes_of(error):
         if isinstance(at, PeerFailedError):
-            return at.failed
+            return departures_of(at.failed, "failed", at.ends)
         if isinstance(at, ProcessLostError):
-            return at.lost
+            return departures_of(at.lost, "lost", at.ends)
     return None
+
+
+def departures_of(
+    words: Mapping[int, str], state: str, ends: Mapping[int, object]
+) -> dict[int, Departure]:
+    """Return the ends of processes, of which some may be known by their words alone."""
+    found = {}
+    for process, text in words.items():
+        end = ends.get(process)
+        found[process] = end if isinstance(end, Departure) else Departure(text, state)
+    return found
 
 
 def headline_of(words: str) -> str:
@@ -151,15 +187,6 @@ def headline_of(words: str) -> str:
     begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
     found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
     return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
-
-
-def is_exit(headline: str) -> bool:
-    """Return whether a headline says that a process ended by SystemExit.
-
-    >>> is_exit(exit_words("no such file")), is_exit("ValueError: exited with 3")
-    (True, False)
-    """
-    return headline.startswith(_EXITS)
 
 
 def is_of_runtime(error: BaseException) -> bool:
@@ -196,45 +223,6 @@ def _is_of_transport(error: BaseException) -> bool:
     store or a data base."""
     is_jaxs = type(error).__name__ in _RUNTIME_TYPES or type(error) in (ValueError, RuntimeError)
     return is_jaxs and any(words in text_of(error) for words in _RUNTIME_WORDS)
-
-
-def is_torn_text(words: str) -> bool:
-    """Return whether the text of an error may be that of one of JAX's runtime."""
-    return _OF_RUNTIME.search(words) is not None
-
-
-def raised_at(headline: str) -> tuple[str, str]:
-    """Return the type and the `file:line` of an exception's headline; empty if it has none.
-
-    >>> raised_at("ValueError: no (data) (train.py:31 (main))")
-    ('ValueError', 'train.py:31')
-    """
-    match = None if is_exit(headline) else _RAISED.fullmatch(headline)
-    return (match[1], match[2]) if match else ("", "")
-
-
-def fate_of(words: str) -> str:
-    """Return the fate of a process that failed or left, as the predicate of a sentence.
-
-    >>> fate_of("left the job"), fate_of("its disk is full")
-    ('left the job', 'is gone: its disk is full')
-    """
-    headline = headline_of(words)
-    if headline.startswith(_ENDS):
-        return headline
-    if not headline:
-        return "is gone"
-    has_raised = any(map(_is_head, words.splitlines()))
-    return f"raised {headline}" if has_raised else f"is gone: {headline}"
-
-
-def left_in_order(words: str) -> bool:
-    """Return whether a process left the job without a failure.
-
-    >>> left_in_order("left the job; last at step (a.py:4)"), left_in_order("its disk is full")
-    (True, False)
-    """
-    return words.startswith("left the job") and not words.startswith("left the job by")
 
 
 def particulars_of(words: str) -> str:

@@ -35,7 +35,7 @@ from shoal.runtime.wire.sockets import is_cut_off, may_call
 STRANGER_S = 30.0  # a connection not trusted by then is closed
 
 _ACCEPTS_AT_ONCE = 64
-_CLOSED = "its connection closed (killed?)"
+CLOSED = "its connection closed"
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of `accept`
 _AGAIN_S = 1.0  # after it, where no connection of this server could close
 
@@ -291,10 +291,10 @@ class Connections:
             return
         except OSError as error:
             cut = is_cut_off(error)
-            self._end(connection, f"cut off ({error.strerror})" if cut else _CLOSED)
+            self._end(connection, f"cut off ({error.strerror})" if cut else CLOSED)
             return
         if not data:
-            self._end(connection, _CLOSED)
+            self._end(connection, CLOSED)
             return
         is_new, connection.is_new = connection.is_new, False
         if is_new and self._on_other is not None and not begins_frame(data):
@@ -354,6 +354,11 @@ class Connections:
         if not connection.is_closed:
             self.close(connection)
             connection.listener.on_end(connection, reason)
+
+
+def with_guess(reason: str) -> str:
+    """Return why a connection ended, for people: with the likeliest reason."""
+    return f"{reason} (killed?)" if reason is CLOSED else reason
 
 
 def allow_many_connections() -> None:

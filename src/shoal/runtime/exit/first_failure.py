@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import os
 import signal
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from shoal.errors import (
     CorruptCheckpointError,
@@ -18,11 +19,21 @@ from shoal.errors import (
     ProcessLostError,
     StalledError,
 )
-from shoal.launch.news import Gone, KeeperNews
-from shoal.runtime.failures.facts import Memory, StackFrame
-from shoal.runtime.failures.last_record import LastRecord
+from shoal.runtime.failures.facts import (
+    CallPlace,
+    Cause,
+    Difference,
+    Memory,
+    ProcessSet,
+    StackFrame,
+    Wait,
+    Waiting,
+)
+from shoal.runtime.failures.headline import place_words
+from shoal.runtime.failures.last_record import LastRecord, place_of
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import is_torn_text, raised_at
+from shoal.runtime.system.failure_words import listed
 
 # Exit codes of what processes find together; of those, and of failures of other processes.
 _FOUND_CODES = (
@@ -36,6 +47,8 @@ _CONSEQUENCE_CODES = (
     PeerFailedError.exit_code,
     InitializeError.exit_code,
 )
+# Kinds of errors that all processes of a meeting share.
+SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 # The errors that report another failure.
 LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 # Exit codes of a program that died of an exception of its own. Not of those that another process,
@@ -65,6 +78,39 @@ class _Rank(enum.IntEnum):
 _AS_ASKED = (
     0, REQUEUE, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT,
 )  # fmt: skip
+
+
+class Whereabouts(NamedTuple):
+    """The last call of a process."""
+
+    step: int | None
+    place: CallPlace | None
+    is_waiting: bool  # for others, there
+
+
+def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
+    """Parse the last call of a process, as the meeting place sends it."""
+    if row is None:
+        return None
+    point = Point(str(row["name"]), fingerprint=str(row["call"]), site=str(row["site"]))
+    # This process has other modules than that one: it would find another file of that name.
+    place = dataclasses.replace(place_of(point), age_s=float(row["age_s"]), source="")
+    is_known = bool(place.call or place.file)
+    return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
+
+
+class Gone(NamedTuple):
+    """How a process left the job; it may still be running."""
+
+    state: str  # "left" | "failed" | "lost"
+    words: str  # the headline of its exception, or why it is lost
+    at_s: float  # on the monotonic clock, which all processes of a host share
+    is_dismissed: bool = False  # declared lost for its silence, while its connection stood
+    follows: bool = False  # it failed because of others, as it reported
+    at: Whereabouts | None = None
+    is_missed: bool = True  # other processes were in the job then, or had not left it in order
+    why: str = ""  # it is lost, without a guess of the reason
+    record: LastRecord | None = None  # of its failure, as it sent it
 
 
 class Ending(NamedTuple):
@@ -226,6 +272,116 @@ def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
     ][:1]
 
 
+def left_cause(at: Whereabouts | None) -> Cause:
+    """Return the failure of a process that had left the job in order, and that others missed."""
+    place = None if at is None else at.place
+    where = ""
+    if place is not None and not place.call:  # else the last call, which it has returned from
+        where = f", by {place_words(place)}"
+    words = f"It had left the job in order{where}, and others waited for it."
+    return Cause(processes=ProcessSet(), kind="exit", exit_code=0, words=(words,))
+
+
+def has_only_learned(record: LastRecord) -> bool:
+    """Return whether a process failed only with the error that reports another failure."""
+    error = record.cause.error
+    if record.cause.kind in (*SHARED, "exit"):
+        return record.cause.kind != "exit" or record.because_of is not None
+    return record.because_of is not None and error is not None and error.type in LEARNED
+
+
+def shared_cause(first: Cause, causes: Sequence[Cause]) -> Cause:
+    """Return a failure that all who met have been given, as one.
+
+    Args:
+      first: as the first of them recorded it.
+      causes: as all of them did.
+    """
+    processes = ProcessSet(process for cause in causes for process in cause.processes)
+    if first.wait is not None:
+        arrived: dict[CallPlace | None, list[int]] = {}
+        missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
+        for cause in causes:  # those that came later have the error, too
+            if not set(cause.processes) <= set(missing):
+                arrived.setdefault(cause.place or line_at(cause), []).extend(cause.processes)
+        waiting = [
+            Waiting(processes=ProcessSet(group), place=place) for place, group in arrived.items()
+        ]
+        call = first.place.call if first.place else first.wait.call
+        wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
+        first = dataclasses.replace(first, wait=wait, error=None, frames=(), left_out={})
+        return dataclasses.replace(first, processes=missing or processes)
+    if first.difference is not None:
+        difference = _joined(first.difference, [cause.difference for cause in causes])
+        sides = difference.sides
+        processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
+        first = dataclasses.replace(
+            first, difference=difference, error=None, frames=(), left_out={}
+        )
+    if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
+        first = dataclasses.replace(first, error=None, frames=(), left_out={})
+    return dataclasses.replace(first, processes=processes)
+
+
+def _joined(first: Difference, all_known: Iterable[Difference | None]) -> Difference:
+    """Return a difference with the processes that arrived after it was found, each on its side."""
+    first = dataclasses.replace(first, late=None)
+    sides = {dataclasses.replace(one, processes=ProcessSet()): one.processes for one in first.sides}
+    for known in all_known:
+        if known is None or known.late is None or dataclasses.replace(known, late=None) != first:
+            continue
+        side = dataclasses.replace(known.late, processes=ProcessSet())
+        sides[side] = ProcessSet([*sides.get(side, ()), *known.late.processes])
+    rows = [dataclasses.replace(side, processes=of) for side, of in sides.items()]
+    rows.sort(key=lambda side: (len(side.processes), side.processes))
+    return dataclasses.replace(first, sides=tuple(rows))
+
+
+def line_at(cause: Cause) -> CallPlace | None:
+    """Return the program's line at which a process stood."""
+    if not cause.frames:
+        return cause.place
+    frame = cause.frames[-1]
+    return CallPlace(file=frame.file, line=frame.line, source=frame.source)
+
+
+def stands_of(group: Mapping[str, Any]) -> Waiting:
+    """Parse where processes stand that make no progress, as the meeting place sends it."""
+    place = None
+    if file := str(group.get("file", "")):
+        place = CallPlace(file=file, line=int(group["line"]), source=str(group["source"]))
+    processes = ProcessSet(map(int, group["processes"]))
+    waits_for = str(group.get("waits_for", ""))
+    words = str(group["words"])
+    return Waiting(processes=processes, place=place, words=words, waits_for=waits_for)
+
+
+def stalled_cause(groups: Sequence[Waiting], idle_s: float) -> tuple[Cause, str]:
+    """Return the failure of a job in which no process has moved, and its headline.
+
+    Args:
+      groups: where the processes stand, the odd ones first.
+    """
+    odd, *others = groups
+    headline = f"no process has moved for {idle_s:.0f} s"
+    are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
+    waits_for = others[0].waits_for if len(others) == 1 else ""
+    if odd.waits_for == "reader":
+        headline += f"; {_wait(odd.processes)} for a reader"
+    elif waits_for in ("others", "reader") and odd.waits_for in ("", "left"):
+        headline += f"; {_wait(others[0].processes)} for {listed(odd.processes)}"
+    elif len(others) == 1 and (are_fewer or odd.words != others[0].words):
+        are = "is elsewhere" if len(odd.processes) == 1 else "are elsewhere"
+        are = "left the job" if odd.waits_for == "left" else are
+        headline += f"; {listed(odd.processes)} {are}"
+    wait = Wait(call="", arrived=tuple(others), missing=(odd,))
+    return Cause(processes=odd.processes, kind="stalled", wait=wait), headline
+
+
+def _wait(processes: ProcessSet) -> str:
+    return f"{listed(processes)} {'waits' if len(processes) == 1 else 'wait'}"
+
+
 def exit_code(root: Ending) -> int:
     """Return the exit code of the root as in a shell: 128 + n for signal n.
 
@@ -281,11 +437,12 @@ def cause_of(root: Ending) -> str:
     """
     if not (root.sent or root.code in _RAISED):
         return ""
-    if root.record is None:  # its disk was full: what it has reported
-        words = root.gone.words if root.gone is not None and root.gone.state == "failed" else ""
-        kind, place = raised_at(words)
-        return kind and f"{kind} at {os.path.basename(place)}"
-    cause = root.record.cause
+    record = root.record
+    if record is None and root.gone is not None:  # its disk was full: what it has reported
+        record = root.gone.record
+    if record is None:
+        return ""
+    cause = record.cause
     if cause.kind == "exit" or cause.error is None or not cause.frames:
         return ""
     frame = cause.frames[-1]
@@ -301,17 +458,6 @@ def names_no_process(root: Ending) -> bool:
     """Return whether a process failed because a service was lost, not another process."""
     is_lost = root.code == ProcessLostError.exit_code and not root.is_lost
     return is_lost and root.record is not None and root.record.because_of == ()
-
-
-def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:
-    """Return the keeper whose death made JAX abort the root, or None."""
-    if root.code != -signal.SIGABRT or root.sent:
-        return None
-    for keeper in keepers:
-        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.known_failed_s or 0.0)
-        if root.process in keeper.processes and died_first and keeper.code != 0:
-            return keeper
-    return None
 
 
 def _failed(ending: Ending) -> bool:
@@ -344,5 +490,5 @@ def _is_torn(ending: Ending) -> bool:
     """Return whether an error of JAX's runtime ended it, which another's end may have caused."""
     if ending.record is not None:
         return ending.record.is_torn
-    gone = ending.gone
-    return gone is not None and gone.state == "failed" and is_torn_text(gone.words)
+    sent = None if ending.gone is None else ending.gone.record
+    return sent is not None and sent.is_torn
