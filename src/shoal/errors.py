@@ -163,7 +163,8 @@ class DeadlineError(ShoalError, TimeoutError):
 
     `name` is the point where the others wait, `waited_s` how long (seconds), `missing` the
     processes that did not arrive, `last_words` the last report of each of them, `stacks` the Python
-    stacks of their threads, as far as they answered.
+    stacks of their threads, as far as they answered. `places` holds their last calls as facts for a
+    report, as far as they are known.
     """
 
     exit_code = 73
@@ -177,6 +178,7 @@ class DeadlineError(ShoalError, TimeoutError):
         missing: Iterable[int] = (),
         last_words: Mapping[int, str] | None = None,
         stacks: Mapping[int, str] | None = None,
+        places: Mapping[int, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.name = name
@@ -184,6 +186,7 @@ class DeadlineError(ShoalError, TimeoutError):
         self.missing = tuple(missing)
         self.last_words = dict(last_words or {})
         self.stacks = dict(stacks or {})
+        self.places = dict(places or {})
 
 
 class StalledError(ShoalError):
@@ -200,14 +203,18 @@ class StalledError(ShoalError):
 class InitializeError(ShoalError):
     """The job could not be joined. Raised on every process that is alive.
 
-    `missing` lists the processes that never arrived.
+    `missing` lists the processes that never arrived. `refusal` holds the reason as facts for a
+    report, or is None.
     """
 
     exit_code = 74
 
-    def __init__(self, message: str, *, missing: Iterable[int] = ()) -> None:
+    def __init__(
+        self, message: str, *, missing: Iterable[int] = (), refusal: object = None
+    ) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+        self.refusal = refusal
 
 
 class DeviceStartError(InitializeError):

@@ -18,7 +18,6 @@ from shoal.runtime.failures.last_record import (
     END,
     LastRecord,
     cause_of,
-    place_in,
     place_of,
     record,
     take,
@@ -164,26 +163,17 @@ def test_a_deadline_says_who_was_missing_and_where():
         missing=[1],
         last_words={1: "step 3, last at initialize (train.py:1), 5.5 s ago"},
         stacks={1: STACK},
-    )
+        places={1: {"call": "initialize", "name": "initialize", "site": "train.py:1 (main)",
+                    "age_s": 5.52, "met": True}},
+    )  # fmt: skip
     (missing,) = cause_of(error).wait.missing
     assert missing.processes == (1,)
     assert [(frame.line, frame.source) for frame in missing.frames] == [(3, "f()"), (2, "sleep(6)")]
     assert missing.last_met == CallPlace(call="initialize", file="train.py", line=1, age_s=5.5)
-
-
-@pytest.mark.parametrize(
-    ("point", "call", "name"),
-    [
-        (Point("it's", fingerprint="barrier", site="a b.py:3 (f)"), "barrier", "it's"),
-        (Point('a "b" (c.py:1)', lane="o'c", fingerprint="barrier", site="a b.py:3 (f)"),
-         "barrier", 'a "b" (c.py:1)'),
-        (Point("live", fingerprint="live", site="a b.py:3 (f)"), "live", ""),
-        (Point("epoch", site="a b.py:3 (f)"), "'epoch'", "epoch"),
-    ],
-)  # fmt: skip
-def test_a_place_is_read_from_the_words_about_it(point, call, name):
-    found = place_in(point.place)
-    assert (found.call, found.name, found.file, found.line) == (call, name, "a b.py", 3)
+    assert missing.words == ""
+    error.places[1]["met"] = False  # it waits somewhere else, or is stopped
+    (missing,) = cause_of(error).wait.missing
+    assert (missing.last_met, missing.words) == (None, error.last_words[1])
 
 
 def test_a_place_is_the_call_and_its_name():

@@ -114,8 +114,10 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
 def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
     joining = Joining(2)
     header = {"process": 1, "nonce": "x"}
-    assert "token is wrong" in joining.refuse_stranger(header, "1.2.3.4")
-    assert "another version of shoal" in joining.refuse_stranger({"token": "x"}, "5.6.7.8")
+    wrong = joining.refuse_stranger(header, "1.2.3.4", "a")
+    assert ("token is wrong" in wrong.refusal, wrong.why.reason) == (True, "token")
+    old = joining.refuse_stranger({"token": "x"}, "5.6.7.8", "a")
+    assert "another version of shoal" in old.refusal
     joining.hello(0.0, hello(0, num_processes=2), "a")
     [reply] = joining.tick(10.0)
     assert "refused because its token is wrong: process 1 from 1.2.3.4" in reply.refusal

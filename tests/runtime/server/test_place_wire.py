@@ -169,8 +169,9 @@ def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
     place.turn_until("here", "lost", "lost", "here", beating=(job[0], job[3]))
     assert job[1].told() == {"is": "lost", "body": "stopped (SIGSTOP?), silent for 1 s"}
     lost = job[0].told()
-    assert lost["body"].partition("; ")[0] == "stopped (SIGSTOP?), silent for 1 s"
-    assert lost == gone(1, "lost", lost["body"], why="stopped (SIGSTOP?), silent for 1 s")
+    silent = "stopped (SIGSTOP?), silent for 1 s"
+    assert lost["body"].partition("; ")[0] == lost.pop("why", silent) == silent
+    assert lost == gone(1, "lost", lost["body"])
 
 
 def test_who_says_bye_before_it_ends_is_not_lost(open_place):
@@ -329,7 +330,7 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     assert (
         set(failed.pop("at"))
         == set(left.pop("at"))
-        == {"step", "call", "name", "site", "age_s", "waits"}
+        == {"step", "call", "name", "site", "age_s", "waits", "met"}
     )
     assert failed == {"gone": 2, "state": "failed", "words": "ValueError: no data", "at_s": at_s}
     assert left == {"gone": 1, "state": "left", "words": "left the job", "at_s": at_s}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.joining import PROTOCOL, REMEDY, hosts_of
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import Refusal, listed
 from shoal.runtime.system.process_status import pid_namespace
 from shoal.runtime.wire.connection import Channel, connect, what_failed
 from shoal.runtime.wire.frames import (
@@ -83,6 +83,7 @@ def handshake(
     limit = ends_at(timeout_s)
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     incarnation = os.urandom(8).hex()
+    refusal = Refusal()
     try:
         waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
         channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
@@ -91,12 +92,13 @@ def handshake(
     except _NoMeetingPlace as error:
         reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s"
         reason += f" ({error.args[1]})" if error.args[1] else ""
+        refusal = Refusal("unreachable")
     except (LinkError, FrameError) as error:
         reason = f"the server there closed the connection, or is not a coordinator ({error})"
     else:
         known = incarnation, max_body_bytes
         return channel, _welcome_of(what, channel, frame, card.process, *known)
-    raise InitializeError(f"{what}: {reason}")
+    raise InitializeError(f"{what}: {reason}", refusal=refusal)
 
 
 class _NoMeetingPlace(Exception):
@@ -176,7 +178,8 @@ def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     if frame.header.get("is") == "waiting":
         refused = text_field(frame.header, "refused")
         remedy = f"\n{REMEDY}" if refused else ""
-        waiting.warn(f"missing: {listed(body_value(frame))}{refused}{remedy}")
+        strangers = f"; {refused}" if refused else ""
+        waiting.warn(f"missing: {listed(body_value(frame))}{strangers}{remedy}")
         frame = channel.receive(limit)
     return frame
 
@@ -191,8 +194,11 @@ def _welcome_of(
 ) -> Welcome:
     try:
         if text_field(frame.header, "is") != "welcome":
-            missing = frame.header.get("missing", [])
-            raise InitializeError(f"{what}: {frame.body.decode(errors='replace')}", missing=missing)
+            words = frame.body.decode(errors="replace")
+            missing, reason = frame.header.get("missing", []), frame.header.get("reason", "")
+            remedy = REMEDY if reason == "no token" else ""  # process 0 has sent it
+            refusal = Refusal(reason, frame.header.get("strangers", ""), remedy)
+            raise InitializeError(f"{what}: {words}", missing=missing, refusal=refusal)
         service = text_field(frame.header, "jax_service")
         hosts = zlib.decompress(frame.body) if frame.header.get("packed") else frame.body
         leader = whole_field(frame.header, "leader")

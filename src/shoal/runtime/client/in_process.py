@@ -120,10 +120,10 @@ class LocalJob:
         with self._lock:
             return self._meeting.explanation(key, process).text
 
-    def record_activity(self, process: int, words: str) -> None:
+    def record_activity(self, process: int, words: str, *, is_ending: bool) -> None:
         """Record a process's activity."""
         with self._lock:
-            self._meeting.record_activity(self.clock(), process, words)
+            self._meeting.record_activity(self.clock(), process, words, is_ending=is_ending)
 
     def members(self) -> tuple[Member, ...]:
         """Return the state of each process."""
@@ -275,10 +275,11 @@ class LocalCoordinator(BaseCoordinator):
         if kind in ("failed", "followed"):
             departure = Departure(words, how=how_of(end), follows=kind == "followed")
             self._job.depart(self.process, departure)
-        elif kind == "doing":
-            self._job.record_activity(self.process, words)
+        elif kind in ("doing", "ending"):
+            self._job.record_activity(self.process, words, is_ending=kind == "ending")
         else:
-            raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
+            kinds = "'failed', 'followed', 'doing' and 'ending'"
+            raise UsageError(f"report({kind!r}): the kinds are {kinds}")
 
     def ask_report(
         self, sharing: Iterable[int], *, waits: bool, timeout_s: float

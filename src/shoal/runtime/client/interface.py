@@ -134,8 +134,8 @@ class Coordinator(Protocol):
         """Make the waits of this process, and its next step, raise StalledError."""
 
     def report(self, kind: str, words: str, end: LastRecord | None = None) -> None:
-        """Report a state one way, without waiting: "failed", "followed" (failed because of others)
-        or "doing".
+        """Report a state one way, without waiting: "failed", "followed" (failed because of
+        others), "doing", or "ending" (its program has ended, and it waits for its devices).
 
         The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
         `end` holds the same as facts.

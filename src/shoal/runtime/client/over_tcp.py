@@ -208,10 +208,11 @@ class TcpCoordinator(BaseCoordinator):
             if end is not None:
                 header |= {"how": how_of(end), "end": json.dumps(to_json(end))}
             self.send(header, words.encode(errors="replace"))
-        elif kind == "doing":
-            self.send({"do": "doing", "words": words[:1000]})
+        elif kind in ("doing", "ending"):
+            self.send({"do": "doing", "words": words[:1000], "ending": kind == "ending"})
         else:
-            raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
+            kinds = "'failed', 'followed', 'doing' and 'ending'"
+            raise UsageError(f"report({kind!r}): the kinds are {kinds}")
 
     def ask_report(
         self, sharing: Iterable[int], *, waits: bool, timeout_s: float

@@ -84,11 +84,11 @@ from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import site_of, split_site
 from shoal.runtime.system.failure_words import (
-    HAD_WRONG_TOKEN,
     Departure,
     headline_of,
     is_torn,
     one_line,
+    refusal_of,
 )
 from shoal.runtime.system.process_status import status_of
 
@@ -99,8 +99,6 @@ _SHARED_KINDS = ("diverged", "deadline", "stalled")
 _ASK_S = 2.0  # for the coordinator to answer
 _OTHERS_S = 0.5  # for the others to end, so that the report says how
 _POLL_S = 0.02
-_TRIED = "; tried for "  # of a message: nothing answered at the address of the job
-_DID_NOT_JOIN = " did not join within "  # of the same: the meeting place's answer to those that did
 _DOCTOR = "To check the address from this host: shoal doctor"
 _MOST = 400  # characters of the one line about another process
 
@@ -207,6 +205,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     if not isinstance(error, InitializeError) or isinstance(error, DeviceStartError):
         return False
     cause, missing = cause_of(error, process=process), ProcessSet(error.missing)
+    refusal = refusal_of(error)
     said, *more = str(error).splitlines()
     words = tuple(map(sentence, more))
     failure = JobFailure(
@@ -216,9 +215,9 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         failed_after_s=_rounded(_age_s()),
         num_processes=num_processes,
         causes=(dataclasses.replace(cause, error=None, wait=None, words=words),),
-        advice=(_DOCTOR,) if _TRIED in said else (),
+        advice=(_DOCTOR,) if refusal.reason == "unreachable" else (),
     )
-    if cause.wait is None or process in missing or _DID_NOT_JOIN not in said:
+    if cause.wait is None or process in missing or refusal.reason != "late":
         # Others that have failed may know more: the file of process 0, or else the first, stays.
         is_first = process == 0 or not os.path.exists(settings.text("SHOAL_FAILURE_FILE"))
         _print(failure, writes=is_first)
@@ -239,9 +238,9 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         left_out={},
     )
     advice = advice_of([waited])
-    if HAD_WRONG_TOKEN in said:  # they may have called it, with another token
-        refused = said[said.index(HAD_WRONG_TOKEN) :]
-        waited, advice = dataclasses.replace(waited, words=(sentence(refused), *words)), ()
+    if refusal.strangers:  # they may have called it, with another token
+        told = (sentence(refusal.strangers), *words)
+        waited, advice = dataclasses.replace(waited, words=told), ()
     failure = dataclasses.replace(failure, causes=(waited,), advice=advice)
     failure = dataclasses.replace(failure, headline=job_headline(failure))
     if process == min(there):

@@ -50,7 +50,7 @@ def await_devices(
             return None
         if now >= query_at:
             if not is_known:  # to processes that wait for this one
-                coordinator.report("doing", HAS_ENDED)
+                coordinator.report("ending", HAS_ENDED)
                 is_known = True
             peers = peers_of(coordinator)
             gone, now = gone_of(peers), time.monotonic()
@@ -82,12 +82,12 @@ def _may_go_on(coordinator: Coordinator, gone: Collection[int], waited_s: float)
 
 def _is_stuck(peer: Member) -> bool:
     """Return whether its main thread has waited for others for a while, where processes meet."""
-    return peer.is_waiting and peer.since_s >= _ALONE_S and " in lane " not in peer.place
+    return peer.is_waiting and peer.since_s >= _ALONE_S and not peer.lane
 
 
 def _runs(peer: Member) -> bool:
     """Return whether it may start something yet."""
-    return not (_is_stuck(peer) or HAS_ENDED in peer.last_words)
+    return not (_is_stuck(peer) or peer.is_ending)
 
 
 def _check_progress(me: ThisProcess, here: Sequence[Member], waited_s: float) -> None:

@@ -12,7 +12,6 @@ import itertools
 import json
 import linecache
 import os
-import re
 import sys
 import time
 from collections import Counter
@@ -53,10 +52,10 @@ from shoal.runtime.failures.shortening import capital
 from shoal.runtime.failures.stack_text import threads_of, without_packages
 from shoal.runtime.system.callsite import site_of, source_at, split_site
 from shoal.runtime.system.failure_words import (
-    HAD_WRONG_TOKEN,
     is_of_program,
     is_torn,
     peers_named,
+    refusal_of,
     text_of,
 )
 from shoal.tracebacks import BUG, is_ours
@@ -72,11 +71,6 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
-_MET = re.compile(r"(?:step \d+, )?last at (.*), ([\d.]+) s ago")
-_PLACE = re.compile(  # as `Point.place`, or "step 7 (train.py:6)"
-    r"(?P<call>[\w.]+(?: \d+)?)?(?: ?(?P<quote>['\"])(?P<name>.*?)(?P=quote))?(?: in lane .*?)?"
-    r" \((?P<site>.+:\d+)\)"
-)
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
@@ -361,22 +355,6 @@ def place_at(call: str, name: str, site: str) -> CallPlace:
     return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(site))
 
 
-def place_in(text: str) -> CallPlace | None:
-    """Return the place in the words of another process: `barrier 'step' (train.py:6)`.
-
-    >>> place = place_in("barrier 'step' in lane 'eval' (train.py:6)")
-    >>> place.call, place.name, place.file, place.line
-    ('barrier', 'step', 'train.py', 6)
-    """
-    match = _PLACE.fullmatch(text)
-    if match is None:
-        return None
-    call, name = match["call"], match["name"] or ""
-    call = call or repr(name)
-    # Another process has other modules: a file of that name may be another here.
-    return dataclasses.replace(place_at(call, name or call, match["site"]), source="")
-
-
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a process that an exception ends."""
     if isinstance(error, ShoalError):
@@ -494,35 +472,31 @@ def _difference(error: BaseException) -> Difference | None:
 def _wait(error: BaseException) -> Wait | None:
     """Return the wait that ended; the launcher adds those that had arrived."""
     if isinstance(error, DeadlineError) and error.missing:
-        missing = [
-            _missing(process, error.last_words.get(process, ""), error.stacks.get(process, ""))
-            for process in error.missing
-        ]
+        missing = [_missing(process, error) for process in error.missing]
         limit_s = round(error.waited_s, 1)
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
-        is_token = HAD_WRONG_TOKEN in str(error)
-        words = f"has not {'joined' if is_token else 'called initialize'}"
+        words = f"has not {'joined' if refusal_of(error).strangers else 'called initialize'}"
         missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
         return Wait(call="initialize", missing=tuple(missing))
     return None
 
 
-def _missing(process: int, words: str, stack: str) -> Waiting:
-    """Return where a process was, by its last words and its stack."""
-    frames, last_met = _frames_of(stack), _last_met(words)
-    if last_met:
-        words = ""
+def _missing(process: int, error: DeadlineError) -> Waiting:
+    """Return where a process was: where it met the others last, or its last words; its stack."""
+    frames = _frames_of(error.stacks.get(process, ""))
+    last_met = _last_met(error.places.get(process))
+    words = "" if last_met else error.last_words.get(process, "")
     return Waiting(processes=ProcessSet([process]), frames=frames, last_met=last_met, words=words)
 
 
-def _last_met(words: str) -> CallPlace | None:
-    """Return where a process met the others last, by its last words."""
-    match = _MET.fullmatch(words)
-    place = None if match is None else place_in(match[1])
-    if match is None or place is None:
+def _last_met(at: object) -> CallPlace | None:
+    """Return where a process met the others last: see `Record.whereabouts`."""
+    if not (isinstance(at, Mapping) and at.get("met") and at["call"]):
         return None
-    return dataclasses.replace(place, age_s=float(match[2]))
+    # Another process has other modules: a file of that name may be another here.
+    place = place_at(at["call"], at["name"], at["site"])
+    return dataclasses.replace(place, source="", age_s=round(float(at["age_s"]), 1))
 
 
 def _frames_of(stack: str) -> tuple[StackFrame, ...]:

@@ -14,7 +14,7 @@ from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN, listed
+from shoal.runtime.system.failure_words import Refusal, listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 from shoal.runtime.wire.proof import WRONG_TOKEN
 
@@ -30,6 +30,7 @@ set SHOAL_TOKEN to one secret for all processes; make it once, and use it on eve
 pods take it by envFrom (docs/clusters/kubernetes.md); to let anyone join, set SHOAL_INSECURE=1 on \
 all processes"""
 OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
+_NO_FACTS = Refusal()
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
 To = TypeVar("To", bound=Hashable)
@@ -60,6 +61,7 @@ class JoinReply(NamedTuple, Generic[To]):
     to: To
     refusal: str | None
     missing: tuple[int, ...] = ()
+    why: Refusal = Refusal()
 
 
 def parse_hello(header: Mapping[str, Any]) -> Hello:
@@ -90,11 +92,19 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
 class Joining(Generic[To]):
     """Collects `num_processes` HELLOs, then welcomes all."""
 
-    def __init__(self, num_processes: int, *, jax_service: str = "", refusal: str = "") -> None:
+    def __init__(
+        self,
+        num_processes: int,
+        *,
+        jax_service: str = "",
+        refusal: str = "",
+        why: Refusal = _NO_FACTS,
+    ) -> None:
         """Prepare.
 
         Args:
           refusal: why no process can join, ever; "": they can.
+          why: the same as facts.
         """
         self.num_processes = num_processes
         self.jax_service = jax_service
@@ -107,6 +117,7 @@ class Joining(Generic[To]):
         self._to: dict[int, To] = {}
         self._arrived: set[int] = set()
         self._missing: tuple[int, ...] = ()
+        self._why = why
         self._strangers: list[str] = []
 
     @property
@@ -167,10 +178,12 @@ class Joining(Generic[To]):
         hello = self._here.get(process)
         return hello is not None and hello.incarnation == incarnation
 
-    def refuse_stranger(self, header: Mapping[str, Any], origin: str) -> str:
-        """Return why a connection that did not prove that it has the token is refused."""
+    def refuse_stranger(self, header: Mapping[str, Any], origin: str, to: To) -> JoinReply[To]:
+        """Return the refusal of a connection that did not prove that it has the token."""
         self._strangers = [*self._strangers[-3:], f"{_claim(header)} from {origin}"]
-        return WRONG_TOKEN if isinstance(header.get("nonce"), str) else OLD_CLIENT
+        if isinstance(header.get("nonce"), str):
+            return JoinReply(to, WRONG_TOKEN, why=Refusal("token"))
+        return JoinReply(to, OLD_CLIENT)
 
     def hello(self, now: float, hello: Hello, to: To) -> list[JoinReply[To]]:
         """Take a HELLO; return the replies now due: to none, to this process, or to all."""
@@ -179,7 +192,7 @@ class Joining(Generic[To]):
         if 0 <= hello.process < self.num_processes:
             self._arrived.add(hello.process)
         if self.refusal is not None:
-            return [JoinReply(to, self.refusal, self._missing)]
+            return [JoinReply(to, self.refusal, self._missing, self._why)]
         if now + hello.timeout_s < self.deadline:
             self.deadline = now + hello.timeout_s
             self._limit = (hello.process, hello.given_s or hello.timeout_s)
@@ -218,24 +231,25 @@ class Joining(Generic[To]):
         by, timeout_s = self._limit
         reason = f"{listed(missing)} of {self.num_processes} did not join within {timeout_s:g} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
-        reason += self.refused_words()
-        return self._refuse(now, reason, missing)
+        strangers = self.refused_words()
+        reason += f"; {strangers}" if strangers else ""
+        return self._refuse(now, reason, missing, Refusal("late", strangers))
 
     def refused_words(self) -> str:
         """Return a clause about processes that were refused for their token; "" if none were."""
         claims = ", ".join(dict.fromkeys(self._strangers))
-        return f"; {HAD_WRONG_TOKEN}: {claims}" if claims else ""
+        return f"refused because its token is wrong: {claims}" if claims else ""
 
     def absent(self) -> tuple[int, ...]:
         """Return the processes that have not joined."""
         return tuple(p for p in range(self.num_processes) if p not in self._here)
 
     def _refuse(
-        self, now: float, reason: str, missing: tuple[int, ...] = ()
+        self, now: float, reason: str, missing: tuple[int, ...] = (), why: Refusal = _NO_FACTS
     ) -> list[JoinReply[To]]:
         self.stands_until = min(self.deadline, now + _STANDS_S)
-        self.refusal, self._missing = reason, missing
-        return [JoinReply(to, reason, missing) for to in self._to.values()]
+        self.refusal, self._missing, self._why = reason, missing, why
+        return [JoinReply(to, reason, missing, why) for to in self._to.values()]
 
     def _why_complete(self, hello: Hello) -> str:
         there = self._here.get(hello.process)

@@ -43,7 +43,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.roster import Record, Roster, end_waits
+from shoal.runtime.rules.roster import LAST_AT, Record, Roster, end_waits
 from shoal.runtime.rules.trail_marks import UNKNOWN
 from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
@@ -105,7 +105,7 @@ class Meeting(Roster[To]):
         if point.survivors and self._has_lost(process):
             point = point._replace(trail=UNKNOWN)  # a loss may have ended its calls anywhere
         if answer is not None:
-            record.note(now, "last at", point)
+            record.note(now, LAST_AT, point)
             return [*replies, Reply(to, ticket, answer)]
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
@@ -406,7 +406,8 @@ class Meeting(Roster[To]):
     def _missing(self, gathering: Gathering[To], now: float) -> StillMissing:
         missing = gathering.missing(self._gone)
         words = [(p, self._records[p].last_words(now)) for p in missing[:_WORDS]]
-        return StillMissing(missing, words)
+        at = [(p, self._records[p].whereabouts(now)) for p in missing[:_WORDS]]
+        return StillMissing(missing, words, at)
 
 
 # ---- Stack requests under way: which processes have yet to answer. Pure rules.

@@ -139,18 +139,21 @@ class StillMissing(NamedTuple):
 
     missing: Sequence[int]
     words: Sequence[tuple[int, str]]  # of the first of them: process, its last words
+    at: Sequence[tuple[int, Facts]] = ()  # of these: see `Record.whereabouts`
 
     kind: Literal["waiting"] = "waiting"
 
     @property
     def facts(self) -> Facts:
         """Return the facts as sent."""
-        return {"missing": [*self.missing], "words": _rows(self.words)}
+        at = {"where": _rows(self.at)} if self.at else {}
+        return {"missing": [*self.missing], "words": _rows(self.words), **at}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> StillMissing:
         """Undo `facts`."""
-        return cls(facts["missing"], _pairs(facts["words"]))
+        at = _pairs(facts["where"]) if "where" in facts else ()
+        return cls(facts["missing"], _pairs(facts["words"]), at)
 
 
 class TooLate(NamedTuple):

@@ -179,6 +179,7 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
         missing=missing,
         last_words=dict(waiting.words),
         stacks=stacks,
+        places=dict(waiting.at),
     )
 
 

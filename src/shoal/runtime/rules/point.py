@@ -46,10 +46,14 @@ class Point(NamedTuple):
             self.fingerprint and call.replace(".", "_").isidentifier()
         ):  # not a part of one: "first difference"
             what = f"{call} {what}"
-        # A call's own lane, such as "save 5447d6786ecf", is not one that the user chose.
-        is_shown = self.lane != "main" and not self.lane.startswith(f"{call} ")
-        lane = f" in lane {self.lane!r}" if is_shown else ""
+        lane = f" in lane {self.lane!r}" if self.chosen_lane else ""
         return f"{what}{lane}" + (f" ({line_of(self.site)})" if self.site else "")
+
+    @property
+    def chosen_lane(self) -> str:
+        """Its lane, unless that is the main one, or a call's own, such as "save 5447d6786ecf"."""
+        is_own = self.lane == "main" or self.lane.startswith(f"{self.call} ")
+        return "" if is_own else self.lane
 
     @property
     def call(self) -> str:
@@ -74,8 +78,8 @@ class Member(NamedTuple):
     wait_s: float = 0.0  # the part of `step_s` spent waiting for others in calls of shoal
     how: str = ""  # it has failed: "raised" | "found" | "exited": see `Departure`
     follows: bool = False  # it has failed because of others, as it reported
-    lane: str = "main"  # of `place`, while it waits there
-    doing: str = ""  # "at the end": its program has ended, and it waits for its devices
+    lane: str = ""  # in which it waits, if the program chose it; empty: the main one
+    is_ending: bool = False  # its program has ended, and it waits for its devices
 
     @property
     def own_s(self) -> float | None:

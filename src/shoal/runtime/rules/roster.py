@@ -20,6 +20,7 @@ from shoal.runtime.system.failure_words import Departure, headline_of
 
 To = TypeVar("To", bound=Hashable)
 
+LAST_AT = "last at"  # a place that a process has left
 _MOST_EXPLANATIONS = 8  # kept, of differences that processes have found
 _MOST_EXPLAINED = 32 << 10  # characters of one
 
@@ -79,11 +80,13 @@ class Roster(Generic[To]):
         if step is not None:
             self._records[process].step = step
 
-    def record_activity(self, now: float, process: int, words: str, doing: str = "") -> None:
-        """Record a process's activity; `doing`: see `Member`."""
+    def record_activity(
+        self, now: float, process: int, words: str, *, is_ending: bool = False
+    ) -> None:
+        """Record a process's activity; `is_ending`: see `Member`."""
         if process not in self._gone:
             self._records[process].note(now, words)
-            self._records[process].doing = doing
+            self._records[process].is_ending = is_ending
 
     def beat(self, now: float, process: int, beat: Beat) -> None:
         """Record a heartbeat."""
@@ -197,12 +200,12 @@ class Record(Generic[To]):
         "beat_came",
         "blocked",
         "departure",
-        "doing",
         "end",
         "gone_at",
         "host",
         "idle",
         "index",
+        "is_ending",
         "met_after",
         "pid",
         "silent_since",
@@ -224,7 +227,7 @@ class Record(Generic[To]):
         self.idle = ""  # for how long it has made no progress, and where; empty: it makes some
         self.stopped_since: float | None = None  # since the keeper reported it as stopped
         self.departure = Departure("", "here")  # once it has left the job
-        self.doing = ""  # see `Member`
+        self.is_ending = False  # see `Member`
         self.end = ""  # what it has recorded of its failure, as JSON
         self.gone_at: Mapping[str, Any] = {}  # where it was then
         self.met_after = 0  # number of losses when it last met survivors
@@ -279,7 +282,7 @@ class Record(Generic[To]):
     def whereabouts(self, now: float) -> dict[str, Any]:
         """Return its step and its last call, for the launcher's report."""
         waits = self._waits()
-        _, place, since = self._last()
+        words, place, since = self._last()
         point = self.activity.point
         if waits:
             point, since = waits[0].point, waits[0].since
@@ -295,6 +298,7 @@ class Record(Generic[To]):
             "site": point.site,
             "age_s": round(max(0.0, now - since), 3),
             "waits": bool(waits),
+            "met": words == LAST_AT and not (waits or self._still(now)),
         }
 
     def facts(self, now: float) -> dict[str, Any]:
@@ -366,8 +370,8 @@ class Record(Generic[To]):
             wait_s=self.beat.wait_s if self.beat else 0.0,
             how=self.departure.how,
             follows=self.departure.follows,
-            lane=waits[0].point.lane if waits else "main",
-            doing=self.doing,
+            lane=waits[0].point.chosen_lane if waits else "",
+            is_ending=self.is_ending,
         )
 
     def _waits(self) -> list[WaitingProcess[To]]:
@@ -383,7 +387,7 @@ class Record(Generic[To]):
         words, point, when = self.activity
         beat, place = self.beat, point.place if point else ""
         if beat and beat.place and beat.place != place and self.beat_came > when:
-            return "last at", beat.place, self.beat_came
+            return LAST_AT, beat.place, self.beat_came
         return words, place, when
 
 
@@ -402,7 +406,7 @@ def end_waits(
     last, to, activity = None, None, Activity("", None, now)
     for process, wait in arrived.items():
         if wait is not last:  # those that arrived together may also share one wait
-            last, activity = wait, Activity("last at", wait.point, now)
+            last, activity = wait, Activity(LAST_AT, wait.point, now)
             if wait.to is not to:
                 to = wait.to
                 replies.append(Reply(wait.to, wait.ticket, answer))

@@ -99,7 +99,8 @@ class ProcessCaller:
 
     def _doing(self, meeting: Meeting[Connection], frame: Frame) -> None:
         words = text_field(frame.header, "words")[:_MAX_WORDS]
-        meeting.record_activity(self._job.now(), self._life.process, words)
+        is_ending, now = bool(frame.header.get("ending")), self._job.now()
+        meeting.record_activity(now, self._life.process, words, is_ending=is_ending)
 
     def _explain(self, meeting: Meeting[Connection], frame: Frame) -> None:
         key = text_field(frame.header, "key")[:_MAX_WORDS]

@@ -122,13 +122,15 @@ class ServedJob:
             self._begin()
         refused: set[Connection] = set()
         is_welcome = False
-        for to, refusal, missing in replies:
+        for to, refusal, missing, why in replies:
             if refusal is None:
                 is_welcome = True  # and so are all
                 continue
             refused.add(to)
             words = refusal.encode(errors="replace")  # JSON may contain half a surrogate pair
-            frame = pack_frame({"is": "refused", "missing": missing}, words)
+            header = {"is": "refused", "missing": missing}
+            header |= {"reason": why.reason, "strangers": why.strangers}
+            frame = pack_frame(header, words)
             self.mail.send_last(to, frame)
         lives = self.mail.lives
         if refused:

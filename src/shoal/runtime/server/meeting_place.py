@@ -41,7 +41,7 @@ from shoal.runtime.server.callers import (
     ServiceCaller,
 )
 from shoal.runtime.server.job import ServedJob
-from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.failure_words import Refusal, headline_of
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
@@ -77,6 +77,7 @@ class MeetingPlace:
         token: str = "",
         jax_service: str = "",
         refusal: str = "",
+        lacks_token: bool = False,
         limits: Limits | None = None,
         near: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -87,6 +88,7 @@ class MeetingPlace:
 
         Args:
           refusal: why no process can join; each one that tries receives these words.
+          lacks_token: whether that is for want of a token.
           on_leaving: called when an open notice, or what the job leaves behind, changes.
           on_news: called with `joined=PROCESS`, and `by_jax=True` if JAX alone has joined its own
             job; `gone=PROCESS, state=, words=, at_s=`, after
@@ -98,6 +100,7 @@ class MeetingPlace:
         self._num_processes = num_processes
         self._token = token
         self._jax_service, self._refusal = jax_service, refusal
+        self._why = Refusal("no token" if lacks_token else "")
         self._limits = limits or Limits.of_settings()
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
@@ -154,8 +157,9 @@ class MeetingPlace:
         first, is_proved = introduced
         verb, header = text_field(first.header, "do"), first.header
         if not is_proved:
-            refusal = self.newest_job.joining.refuse_stranger(header, connection.origin)
-            self.newest_job.answer_joining([JoinReply(connection, refusal)])
+            joining = self.newest_job.joining
+            reply = joining.refuse_stranger(header, connection.origin, connection)
+            self.newest_job.answer_joining([reply])
         elif verb == "hello":
             self._on_hello(connection, parse_hello(header))
         elif verb == "lane":
@@ -180,7 +184,8 @@ class MeetingPlace:
         if text_field(frame.header, "do") == "hello":
             self.newest_job.hello(connection, parse_hello(frame.header))
         else:
-            self.newest_job.answer_joining([JoinReply(connection, self._refusal)])
+            reply = JoinReply(connection, self._refusal, why=self._why)
+            self.newest_job.answer_joining([reply])
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`. The end of an untrusted connection has no meaning."""
@@ -197,7 +202,10 @@ class MeetingPlace:
 
     def _new_job(self) -> ServedJob:
         joining: Joining[Connection] = Joining(
-            self._num_processes, jax_service=self._jax_service, refusal=self._refusal
+            self._num_processes,
+            jax_service=self._jax_service,
+            refusal=self._refusal,
+            why=self._why,
         )
         self._services.forget_ended()
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
@@ -314,6 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
         token=os.environ.get("SHOAL_TOKEN", ""),
         jax_service=options.jax_service,
         refusal=options.refusal,
+        lacks_token=options.lacks_token,
         limits=limits,
         near=listen_unix(),
         on_leaving=_print_leaving if options.print_leaving else lambda *_: None,
@@ -373,6 +382,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--jax-service", default="", metavar="HOST:PORT")
     parser.add_argument("--refusal", default="", metavar="WORDS", help="why no process can join")
+    parser.add_argument("--lacks-token", action="store_true", help="that is for want of a token")
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--until-empty", action="store_true")
     parser.add_argument("--print-leaving", action="store_true", help="a line at each change")

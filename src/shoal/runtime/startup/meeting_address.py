@@ -25,10 +25,9 @@ from shoal.runtime.startup import services
 from shoal.runtime.startup.job_token import LACKING_S, JobToken, find_token
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
-from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN
+from shoal.runtime.system.failure_words import refusal_of
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
-from shoal.runtime.wire.proof import WRONG_TOKEN
 from shoal.runtime.wire.sockets import (
     LOOPBACK_ADVICE,
     bind_host,
@@ -112,12 +111,15 @@ def _join(cluster: JobPlace, place: Place, deadline: float, versions: str | None
             versions=versions,
         )
     except InitializeError as error:
-        words = str(error)
-        is_of_token = token.lack or WRONG_TOKEN in words or HAD_WRONG_TOKEN in words
-        if REMEDY in words or not is_of_token:
+        refusal = refusal_of(error)
+        is_of_token = token.lack or refusal.reason == "token" or refusal.strangers
+        if refusal.remedy or not is_of_token:
             raise
         why = token.lack or f"that of this process: {token.source}"
-        raise InitializeError(f"{words}; {why}\n{REMEDY}", missing=error.missing) from None
+        strangers = f"{refusal.strangers}; {why}" if refusal.strangers else ""
+        refusal = refusal._replace(strangers=strangers, remedy=REMEDY)
+        words = f"{error}; {why}\n{REMEDY}"
+        raise InitializeError(words, missing=error.missing, refusal=refusal) from None
 
 
 def check_loopback(cluster: JobPlace) -> None:
@@ -234,6 +236,7 @@ def _start(
         job=cluster.name,
         jax_service=not (jax_service or refusal),
         refusal=refusal,
+        lacks_token=bool(token.lack),
         variables=certificates.variables,
     )
     reached = bind if is_loopback(host) and bind not in _ANY_HOST else host

@@ -67,12 +67,14 @@ def start(
     job: str,
     jax_service: bool = True,
     refusal: str = "",
+    lacks_token: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> ServiceAddresses:
     """Start the services of a job; they end soon unless released.
 
     Args:
       refusal: why no process can join, which the meeting place answers; "": they can.
+      lacks_token: whether that is for want of a token.
       variables: of the environment of the services.
 
     Raises:
@@ -84,6 +86,7 @@ def start(
         *("--idle-s", str(timeout_s)),
         *(() if jax_service else ("--no-jax-service",)),
         *(("--refusal", refusal) if refusal else ()),
+        *(("--lacks-token",) if lacks_token else ()),
         env={**(variables or {}), "SHOAL_TOKEN": token},
     )
     line = spawned.first_line(timeout_s)
@@ -140,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *service_arguments(options.processes, options.bind, options.port, job=options.job),
         *("--until-empty", "--until-stdin-closes", "--idle-s", str(options.idle_s)),
         *("--refusal", options.refusal),
+        *(("--lacks-token",) if options.lacks_token else ()),
     )
     service = None
     if not options.no_jax_service:
@@ -196,6 +200,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--idle-s", type=float, required=True)
     parser.add_argument("--no-jax-service", action="store_true")
     parser.add_argument("--refusal", default="")
+    parser.add_argument("--lacks-token", action="store_true")
     return parser.parse_args(arguments)
 
 

@@ -16,9 +16,6 @@ from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.system.callsite import site_of
 from shoal.tracebacks import is_installed, is_ours
 
-# In the error of processes that waited for others: why those did not join.
-HAD_WRONG_TOKEN = "refused because its token is wrong"
-
 _MAX_LINE = 800  # characters of a headline
 _MAX_SAID = 200  # of the message in it
 _MAX_PLACE = 160
@@ -78,6 +75,22 @@ class Departure(NamedTuple):
             return "is gone"
         has_raised = self.how in ("raised", "found") or any(map(_is_head, self.words.splitlines()))
         return f"raised {headline}" if has_raised else f"is gone: {headline}"
+
+
+class Refusal(NamedTuple):
+    """Why a job cannot be joined, as facts: see `InitializeError.refusal`."""
+
+    # "late": others have not come in time. "unreachable": nothing answers at the address. "token":
+    # that of this process is wrong. "no token": process 0 has none. Empty: as the message says.
+    reason: str = ""
+    strangers: str = ""  # a clause: the processes that were refused for their tokens
+    remedy: str = ""  # the last lines of the message, to be printed as they are
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Return why a job cannot be joined, as far as it is known."""
+    found = getattr(error, "refusal", None)
+    return found if isinstance(found, Refusal) else Refusal()
 
 
 def failure_of(error: BaseException, called_at: str = "") -> Failure:
