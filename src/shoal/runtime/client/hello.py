@@ -196,7 +196,7 @@ def _welcome_of(
         if text_field(frame.header, "is") != "welcome":
             words = frame.body.decode(errors="replace")
             missing, reason = frame.header.get("missing", []), frame.header.get("reason", "")
-            remedy = REMEDY if reason == "no token" else ""  # process 0 has sent it
+            remedy = REMEDY if reason == "lacks-token" else ""  # process 0 has sent it
             refusal = Refusal(reason, frame.header.get("strangers", ""), remedy)
             raise InitializeError(f"{what}: {words}", missing=missing, refusal=refusal)
         service = text_field(frame.header, "jax_service")

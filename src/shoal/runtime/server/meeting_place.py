@@ -100,7 +100,7 @@ class MeetingPlace:
         self._num_processes = num_processes
         self._token = token
         self._jax_service, self._refusal = jax_service, refusal
-        self._why = Refusal("no token" if lacks_token else "")
+        self._why = Refusal("lacks-token" if lacks_token else "")
         self._limits = limits or Limits.of_settings()
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)

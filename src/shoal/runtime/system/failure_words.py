@@ -81,7 +81,7 @@ class Refusal(NamedTuple):
     """Why a job cannot be joined, as facts: see `InitializeError.refusal`."""
 
     # "late": others have not come in time. "unreachable": nothing answers at the address. "token":
-    # that of this process is wrong. "no token": process 0 has none. Empty: as the message says.
+    # that of this process is wrong. "lacks-token": process 0 has none. Empty: as the message says.
     reason: str = ""
     strangers: str = ""  # a clause: the processes that were refused for their tokens
     remedy: str = ""  # the last lines of the message, to be printed as they are
