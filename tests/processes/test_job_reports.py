@@ -11,7 +11,7 @@ import stat
 import pytest
 
 TRAIN = """
-import os, queue, signal, sys
+import atexit, os, queue, signal, sys
 import shoal
 from shoal.errors import *
 from shoal.runtime.barrier import barrier
@@ -56,6 +56,16 @@ def stalls(index):
         with shoal.step(step):
             if step == 4 and index == 1: queue.Queue().get()
             barrier("step")
+
+def frozen(index):
+    lowest = coordinator().members(timeout_s=60)[0].pid
+    barrier("ready")
+    if index == 0: os.kill(os.getpid(), signal.SIGSTOP)
+    if index == 1:
+        while open(f"/proc/{lowest}/stat").read().rpartition(") ")[2][0] != "T": pass
+        raise ValueError("no data")
+    atexit.register(os.kill, lowest, signal.SIGKILL)
+    barrier("after")
 """
 SCRIPT = """
 sys.path.insert(0, os.path.dirname(__file__))
@@ -127,6 +137,14 @@ def test_the_lowest_one_left_reports(run, at):
         f"  Processes {waiting} were waiting at barrier 'after' (train.py:24).",
         "  Exit code 71 (of this process).",
     ]
+
+
+def test_a_frozen_process_does_not_keep_the_others_from_reporting(run):
+    ended = run("frozen(index)")
+    reports = [one for one in ended if "shoal: failed" in one.err]
+    assert reports == [ended[2]]
+    assert own_lines(reports[0])[1] == "shoal: failed: process 1 of 3 raised ValueError"
+    assert [one.code for one in ended] == [-signal.SIGKILL, 1, 72]
 
 
 def test_equal_failures_have_one_report(run):

@@ -248,7 +248,7 @@ def test_members_tell_who_is_where(make_job):
 
 def test_what_can_be_told_is_checked(make_job):
     job = make_job(1)
-    with pytest.raises(UsageError, match="'followed' and 'doing'"):
+    with pytest.raises(UsageError, match="'doing' and 'ending'"):
         job.coordinators[0].report("failled", "x")
 
 

@@ -9,6 +9,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shoal
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
@@ -20,8 +22,11 @@ from shoal.runtime.failures.last_record import (
     cause_of,
     place_of,
     record,
+    record_in,
+    record_of,
     take,
 )
+from shoal.runtime.rules.messages import MOST_END
 from shoal.runtime.rules.point import Point
 from shoal.tracebacks import BUG
 
@@ -261,3 +266,27 @@ def test_exceptions_of_threads_are_kept_beside_the_end_of_the_process(path):
         ("writer", "writer"),
     ]
     assert taken.last.cause.error.type == "KeyError"
+
+
+def test_what_is_sent_to_the_coordinator_is_bounded_and_comes_back():
+    error = raised(lambda: exec("raise ValueError('x' * 100_000)"))
+    error.__cause__ = OSError("y" * 100_000)
+    sent = record_of(error, process=1, step=7, because_of=[3], most_bytes=MOST_END)
+    text = json.dumps(to_json(sent))
+    assert len(text) <= MOST_END
+    assert record_in(text) == sent
+
+
+FIELDS = st.sampled_from([
+    "pid", "at_s", "cause", "because_of", "processes", "kind", "error", "frames", "wait", "place",
+])  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_any_text_is_a_record_or_none(text):
+    assert isinstance(record_in(text), LastRecord | None)
