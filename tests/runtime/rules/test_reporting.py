@@ -42,6 +42,10 @@ def test_one_that_has_raised_the_error_does_not_wait_for_a_lower_one():
     reporting = Reporting()
     assert reporting.ask(0.0, 2, 2, 7, [1, 2], waits=False) == [(2, 7, False)]
     assert reporting.expected is None
+    frozen = Reporting()
+    assert frozen.ask(0.0, 3, 3, 6, [0, 2, 3]) == []
+    assert frozen.ask(0.0, 2, 2, 7, [0, 2, 3], waits=False) == [(2, 7, False)]
+    assert answered(frozen.tick(CONFIRMS_S)) == {3: True}
     assert reporting.ask(0.0, 1, 1, 8, [1, 2], waits=False) == [(1, 8, True)]
 
 

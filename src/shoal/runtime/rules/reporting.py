@@ -61,11 +61,12 @@ class Reporting(Generic[To]):
           waits: whether it waits until a lower one has confirmed; one that has raised the error
             does not, since it has printed its traceback.
         """
-        if self._named is None and self.expected is None:
-            lowest = min([process, *living])
+        if self._named is None:
+            lowest = min([process, *living]) if self.expected is None else self.expected
             if lowest != process and not waits:
                 return [Named(to, ticket, False)]
-            self.expected, self.deadline = lowest, now + CONFIRMS_S
+            if self.expected is None:
+                self.expected, self.deadline = lowest, now + CONFIRMS_S
         self._asked[process] = to, ticket
         return self.confirm(process) if self._named is None else self._answer()
 
