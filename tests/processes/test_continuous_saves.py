@@ -52,7 +52,7 @@ def test_2000_steps_of_random_length_are_saved_alike_though_two_processes_freeze
         results = [ended.value for ended in job.wait()]
     saved = results[0][0]
     assert [one[0] for one in results] == [saved] * 4
-    assert len(saved) > 10
+    assert len(saved) > 3
     # Between two saves, the process that was farthest when the first ended had no idle step.
     for earlier, later in itertools.pairwise(saved):
         passed = [sum(earlier < step < later for step in idle) for _, idle in results]
