@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import threading
 from datetime import timedelta
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoint.bucket import servers
-from collectives.thread_jobs import run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
@@ -29,6 +30,7 @@ from shoal.errors import (
 )
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.system import fault_points
 
 NAMES = (f"bucket-{number}" for number in itertools.count())
 
@@ -251,3 +253,42 @@ def test_what_was_given_as_json_is_json_again(place, job):
         return json.loads(json.dumps([found.user, found.metrics]))
 
     assert all(found == [user, {"loss": 0.5}] for found in job(run))
+
+
+def test_free_begins_no_save_while_one_runs_and_the_next_at_one_step(place, job, monkeypatch):
+    go, reach = threading.Event(), fault_points.reach
+
+    def held(point, process=None):
+        if point == "save.write":
+            assert go.wait(PATIENCE_S)
+        reach(point, process)
+
+    monkeypatch.setattr(fault_points, "reach", held)
+
+    def run(coordinator):
+        with Checkpoints(place, keep=2, every="free", coordinator=coordinator) as ckpts:
+            begun = [step for step in range(9) if ckpts.save(step, state(step))]
+            assert ckpts.is_saving
+            barrier.on(coordinator, "the save is held")
+            go.set()
+            second = next(step for step in itertools.count(9) if ckpts.save(step, state(step)))
+            assert not ckpts.should_save(second)
+            ckpts.wait()
+            assert not ckpts.should_save(second), "it is saved"
+            assert ckpts.save(second + 1, state(second + 1)), "no save runs"
+        return begun, second, ckpts.all_steps()
+
+    results = job(run)
+    begun, second, steps = results[0]
+    assert results == [results[0]] * len(results)
+    assert (begun, steps) == ([0], (second, second + 1))
+
+
+def test_free_without_a_thread_saves_each_step(place, job):
+    def run(coordinator):
+        options = {"asynchronous": False, "coordinator": coordinator}
+        with Checkpoints(place, every="free", **options) as ckpts:
+            return [ckpts.save(step, state(step)) for step in range(3)]
+
+    for result in job(run):
+        assert result == [True] * 3

@@ -22,7 +22,14 @@ from shoal.checkpoint.history.resumable import (
     made_by,
 )
 from shoal.checkpoint.history.saver import Saver
-from shoal.checkpoint.planning.policies import Cadence, Keep, policy_of, rule_text, rules_of
+from shoal.checkpoint.planning.policies import (
+    FREE,
+    Cadence,
+    Keep,
+    policy_of,
+    rule_text,
+    rules_of,
+)
 from shoal.checkpoint.restoring.target import RestoreOptions, check_names
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
@@ -93,8 +100,9 @@ class Checkpoints(ReadOnlyHistory):
         `shoal.retention`, such as `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned
         steps are always kept.
       every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
-        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, a function of the
-        step that returns the same on all processes, or several joined by `|`; None: every step.
+        `datetime.timedelta`, "free" (whenever no save runs), `EverySteps` or `EverySeconds` of
+        `shoal.retention`, a function of the step that returns the same on all processes, or several
+        joined by `|`; None: every step.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
@@ -148,11 +156,12 @@ class Checkpoints(ReadOnlyHistory):
         _check_seconds("Checkpoints", "lease_s", lease_s)
         lease_s = self._root.pace.lease_s if lease_s is None else lease_s
         policy = policy_of(keep)
-        rules_of(every)
+        is_continuous = FREE in (rules_of(every) or ())
         self._group = group_in(self._coordinator, "Checkpoints", processes)
         self._saver = Saver(
             self._coordinator, self._root, policy,
             group=self._group, asynchronous=asynchronous, lease_s=lease_s,
+            is_continuous=is_continuous,
         )  # fmt: skip
         self._is_closed = False
 
@@ -162,7 +171,10 @@ class Checkpoints(ReadOnlyHistory):
             coordinator, "Checkpoints", options, begin, self._root,
             group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
         )  # fmt: skip
-        self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
+        self._cadence = Cadence(
+            every, self._clock_of_lead,
+            is_free=self._saver.is_free, last=-1 if last is None else last,
+        )  # fmt: skip
         self._saver.on_failed = self._cadence.undo
 
     # ---- saving
@@ -175,7 +187,10 @@ class Checkpoints(ReadOnlyHistory):
         Collective over processes.
 
         A number of steps needs no communication. Seconds are measured by the leader's clock, which
-        the processes query together at some of the steps. From the agreed step of a pending
+        the processes query together at some of the steps. With "free", the processes agree on the
+        step of the next save in the background, once a save has ended: the first step that no
+        process has reached. A process that reaches a step meanwhile waits. From the agreed step of
+        a pending
         preemption notice on (`shoal.preempted`) it is True, except for the step that was saved
         last: also if the loop calls `preempted` after this, in the same step.
         """

@@ -65,7 +65,10 @@ class ReadOnlyHistory:
 
     @property
     def is_saving(self) -> bool:
-        """Is a save of this process still running? False once it is over, successful or not."""
+        """Is a save of this process still running? False once it is over, successful or not.
+
+        It can differ between processes. To save when no save runs, pass `every="free"`.
+        """
         return self._saver.is_saving
 
     @local

@@ -34,6 +34,7 @@ from shoal.errors import (
     UsageError,
     raise_all,
 )
+from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.preemption import note_failed, note_kept
@@ -43,6 +44,7 @@ from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
 
 if TYPE_CHECKING:
+    from shoal.checkpoint.format.records import Commit
     from shoal.checkpoint.saving.background import Saving
     from shoal.checkpoint.saving.state import State
 
@@ -75,6 +77,46 @@ def seconds_needed(num_bytes: int, rate: Rate) -> float:
     return rate.took_s * num_bytes / max(1, rate.num_bytes)
 
 
+class _NextSave:
+    """The step at which the save after a running one begins: equal on all processes.
+
+    Each process counts the steps that it has reached since the running save began; these are equal
+    numbers for equal steps. Once the save is over, its thread sends the count and receives the
+    largest of all processes. The next save begins one step later: no process has passed that one.
+    Meanwhile a process that reaches another step waits, since its count is already sent.
+    """
+
+    def __init__(self, begins_at: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._reached = 0
+        self._begins_at = begins_at  # by that count; None: not agreed
+        self._is_agreeing = False
+
+    def agree(self, largest: Callable[[int], int]) -> None:
+        """Agree on the step, in the thread of the save that is over.
+
+        Args:
+          largest: maps this process's count to the largest. If it raises, the next save begins at
+            the next step of each process, and reports why.
+        """
+        with self._lock:
+            self._is_agreeing, reached = True, self._reached
+        begins_at = 0
+        try:
+            begins_at = largest(reached) + 1
+        finally:
+            with self._lock:
+                self._begins_at, self._is_agreeing = begins_at, False
+
+    def is_here(self) -> bool | None:
+        """Count a step; return whether the save begins there. None: wait for the thread first."""
+        with self._lock:
+            if self._is_agreeing:
+                return None
+            self._reached += 1
+            return self._begins_at is not None and self._reached >= self._begins_at
+
+
 class Saver:
     """Saves steps one after the other."""
 
@@ -87,13 +129,17 @@ class Saver:
         group: Group,
         asynchronous: bool,
         lease_s: float,
+        is_continuous: bool,
     ) -> None:
+        """Prepare; `is_continuous`: `is_free` is called at each step."""
         self._coordinator, self._root, self._keep = coordinator, root, keep
         self._group = group
         self._asynchronous, self._lease_s = asynchronous, lease_s
         self._arena = Arena()
         self._reserving: threading.Thread | None = None
         self._running: _Running | None = None
+        self._is_continuous = is_continuous
+        self._next = _NextSave(0)  # after the save that began last in a thread
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
@@ -158,14 +204,23 @@ class Saver:
             from shoal.checkpoint.saving.background import start_save
 
             self._await_memory()
-            # It counts as a failure of now, whenever that is, until it is raised.
-            failed = partial(note_failed, self._coordinator, self._root.path, math.inf)
+            following = _NextSave()
+
+            def failed() -> None:
+                # It counts as a failure of now, whenever that is, until it is raised.
+                note_failed(self._coordinator, self._root.path, math.inf)
+                self._agree_on(following, site, timeout_s)
+
+            def done(commit: Commit) -> None:
+                committed(commit.data_bytes)
+                error = self._agree_on(following, site, timeout_s)
+                self._trouble = self._trouble or error
+
             saving = start_save(
                 self._coordinator, request, state, self._group.named,
-                arena=self._arena, on_failed=failed,
-                on_done=lambda commit: committed(commit.data_bytes),
+                arena=self._arena, on_failed=failed, on_done=done,
             )  # fmt: skip
-            self._running = _Running(step, saving)
+            self._running, self._next = _Running(step, saving), following
             if self._coordinator.stop.notice() is None:
                 return
         else:
@@ -207,6 +262,53 @@ class Saver:
         """Is a save still running?"""
         running = self._running  # another thread may settle it
         return running is not None and not running.saving.done
+
+    def is_free(self) -> bool:
+        """Count a step; return whether a save begins there since none runs: equal on all processes.
+
+        It sends nothing. If the last save is ending, it waits until the thread of that has agreed
+        with those of the other processes.
+        """
+        answer = self._next.is_here()
+        if answer is None:
+            self._await_end()
+            answer = self._next.is_here()
+        return bool(answer)
+
+    @interrupts_delivered
+    def _await_end(self) -> None:
+        running = self._running
+        if running is not None:
+            with self._shown_to_wait(running):
+                running.saving.await_end()
+
+    def _agree_on(
+        self, following: _NextSave, site: str, timeout_s: float | None
+    ) -> Exception | None:
+        """Agree on the step of the next save, in the thread of one that is over.
+
+        Args:
+          timeout_s: of the save.
+
+        Returns:
+          Why that failed.
+        """
+        if not self._is_continuous:
+            return None
+
+        def largest(reached: int) -> int:
+            answers = agree(
+                self._coordinator, Call("save", "save", site, ("the next save",)), b"%d" % reached,
+                timeout_s=settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S"),
+                group=self._group.named, lane=f"next save {self.called}",
+            )  # fmt: skip
+            return max(map(int, answers.values()))
+
+        try:
+            following.agree(largest)
+        except Exception as error:  # noqa: BLE001 - raised by the next save
+            return error
+        return None
 
     @interrupts_delivered
     def settle(self, timeout_s: float | None) -> None:

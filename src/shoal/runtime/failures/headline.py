@@ -27,7 +27,7 @@ from shoal.runtime.system.failure_words import headline_of, is_exit, listed, rai
 NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120
 _PLURALS = {
     "name": "names", "tree": "trees", "shape": "shapes", "dtype": "dtypes", "value": "values",
-    "group": "groups", "layout": "layouts",
+    "group": "groups", "layout": "layouts", "step": "steps",
 }  # fmt: skip
 
 
