@@ -41,35 +41,36 @@ from shoal.runtime.system.child_process import own_environment
 from shoal.runtime.system.failure_words import listed
 
 _HELP = """\
-Find out why a job does not start: launcher, addresses, versions, devices, clocks, directories.
+Find out why a job does not start.
 
-Start it in place of the program, with the same launcher. The processes join as those of the program
-would, compare what they see, and process 0 prints the result. If they cannot join, each process
-prints what it found, and the reason. Without a launcher, it checks this process and this host.
+It checks the launcher, addresses, versions, devices, clocks and directories. Start it in place of
+the program, with the same launcher. The processes join as those of the program would, compare what
+they see, and process 0 prints the result. If they cannot join, each process prints what it found,
+and the reason. Without a launcher, it checks this process and this host.
 
 \b
 Examples:
-  shoal doctor                                    this process, this host
-  shoal doctor -n 4                               4 processes here, as under shoal run
-  srun shoal doctor --shared /home/me train.py    all tasks; is the directory shared, and is
-                                                  train.py the same file everywhere?
+  shoal doctor                            this process, this host
+  shoal doctor -n 4                       4 processes here, as under shoal run
+  srun shoal doctor --shared /home/me     all tasks; is the directory shared?
+  srun shoal doctor train.py              is the file the same everywhere?
   mpirun -n 16 shoal doctor
   torchrun --nproc-per-node 4 -m shoal doctor
-  shoal doctor --alone                            one of several, without the others
-  shoal doctor --shared s3://bucket/run           can this process save and restore there?
-  shoal doctor --json                             everything, for programs
+  shoal doctor --alone                    one of several, without the others
+  shoal doctor --shared s3://bucket/run   can it save and restore there?
+  shoal doctor --json                     everything, for programs
 
 \b
 What it checks:
-  launcher   the variables of which launcher are used, and why those of others are not
-  address    what it resolves to; whether process 0 can listen and the others connect
+  launcher   the variables of which launcher are used, and why no others
+  address    what it resolves to; whether process 0 can listen, others connect
   token      where each process got it; all must have the same one
-  versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: a digest of the file
+  versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: its digest
   devices    whether they start, in a child process, within --timeout
   clock      whether the clocks of all hosts agree
   files      whether each process sees the files of all others in --shared and
              SHOAL_RENDEZVOUS
-  buckets    of --shared s3://…: credentials, rights, conditions of writes, clock
+  buckets    of --shared s3://…: credentials, rights, write conditions, clock
   memory, disk, proxy
 
 \b
@@ -119,8 +120,7 @@ def doctor(
     alone: _Alone = False,
     to: _To = None,
 ) -> None:
-    """Find why a job does not start: launcher, addresses, versions, devices, clocks,
-    directories."""
+    """Find why a job does not start."""
     _check(processes, devices, timeout_s, alone)
     urls = [one for one in shared or () if is_address(one)]
     folders = tuple(one for one in shared or () if one not in urls)

@@ -64,7 +64,9 @@ def plan(
     html: Html = None,
     as_json: _Json = False,
 ) -> None:
-    """Show the cost of each collective on each axis, and each device's memory. Needs no device.
+    """Show the cost of collectives and each device's memory.
+
+    The cost is that of each collective on each axis. No device is needed.
 
     \b
     Examples:

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 _BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
 _HELP = """\
-Run a Python program as N processes on this host, or on each of several, joined as one job.
+Run a Python program as N processes joined as one job.
 
-In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
-variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
-(gloo's messages about its connections are only in the logs, which hold all output.)
+They are on this host, or on each of several. In it, `shoal.initialize()` and
+`jax.distributed.initialize()` need no arguments, and torchrun's variables (RANK, WORLD_SIZE,
+MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`. (gloo's messages about its
+connections are only in the logs, which hold all output.)
 
 docs/clusters has a page for each kind of cluster. If a job does not start, run shoal doctor.
 
@@ -57,43 +58,47 @@ Several hosts: run the same command on each, with its own --node-rank (a, b):
 
 \b
 While the job runs, job.json next to the logs (of node 0) has its address and
-token, for shoal watch, shoal stacks and other observers. Only you can read it.
+token, for shoal watch, shoal stacks and other tools. Only you can read it.
 
 \b
 When a process fails:
-  The other processes are notified through shoal and have {aftermath} s to exit
-  (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
-  (SHOAL_GRACE_S), SIGKILL. A process that joined by jax.distributed.initialize
-  alone gets SIGKILL at once, because JAX takes SIGTERM as a preemption notice.
-  One report says what failed first, where, and what the others did.
-  failure.json next to the logs has the same facts (docs/stopping.md).
-  If a process is alive but lost to the others (frozen, for example), shoal run
-  terminates it after they have exited. A process that is only slower is named
-  in the report and never terminated. No process outlives the launcher, not even
-  a grandchild or if the launcher itself is killed. (On macOS, processes that
-  left their process group can.)
+  The other processes are notified through shoal and have {aftermath} s to
+  exit (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
+  (SHOAL_GRACE_S), SIGKILL. A process that joined by
+  jax.distributed.initialize alone gets SIGKILL at once, because JAX takes
+  SIGTERM as a preemption notice. One report says what failed first, where,
+  and what the others did. failure.json next to the logs has the same facts
+  (docs/stopping.md).
+  If a process is alive but lost to the others (frozen, for example), shoal
+  run terminates it after they have exited. A process that is only slower is
+  named in the report and never terminated. No process outlives the launcher,
+  not even a grandchild or if the launcher itself is killed. (On macOS,
+  processes that left their process group can.)
 
 \b
 Restarting after a failure:
   shoal run --max-restarts 3 …    at most 3 restarts, all nodes together
-  shoal run --restart-preempted … also after exit code 75; these do not count
+  shoal run --restart-preempted … after exit code 75 too; these do not count
   Each restart attempt has new services and a new token. SHOAL_ATTEMPT is its
-  number, from 0. If the same exception occurs at the same line and step twice,
-  with no new saved step in between, the job ends. It also ends after three
-  failures without progress. Progress is a new saved step or, until one is
-  saved, a step that all processes have finished (shoal.step, shoal.preempted).
-  If a signal, a preemption or the loss of a host ended an attempt, it counts
-  for neither rule, except for an out-of-memory kill that the cgroup counted.
+  number, from 0. If the same exception occurs at the same line and step
+  twice, with no new saved step in between, the job ends. It also ends after
+  three failures without progress. Progress is a new saved step or, until one
+  is saved, a step that all processes have finished (shoal.step,
+  shoal.preempted). If a signal, a preemption or the loss of a host ended an
+  attempt, it counts for neither rule, except for an out-of-memory kill that
+  the cgroup counted.
   Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
   Before a restart, the other processes have {between:g} s instead of {aftermath} s, unless
   SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
 
 \b
-Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
-         After SIGTERM the processes have {grace} s to exit (SHOAL_GRACE_S), or {leave} s
-         (SHOAL_LEAVE_S) if they took it as a notice (shoal.preempted).
-         Signals that are ignored at the start stay ignored: SIGHUP after nohup,
-         and SIGINT in a script that starts it with &, which prints a line.
+Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C
+         kills. After SIGTERM the processes have {grace} s to exit
+         (SHOAL_GRACE_S), or {leave} s (SHOAL_LEAVE_S) if they took it as a
+         notice (shoal.preempted).
+         Signals that are ignored at the start stay ignored: SIGHUP after
+         nohup, and SIGINT in a script that starts it with &, which prints a
+         line.
 Input:   with -n 1 the program reads your stdin; with more, /dev/null.
 Exit code:
   0      all processes ended with 0

@@ -64,7 +64,7 @@ def ls(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List the steps: committed ones, and unfinished saves with what they wait for.
+    """List the committed steps, and what unfinished saves wait for.
 
     \b
     Example:
@@ -184,7 +184,7 @@ def show(
     step: Annotated[int | None, typer.Option(help="This step of a history.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Show the leaves of a checkpoint: shapes, dtypes, layouts, bytes; and the user's metadata.
+    """Show the leaves of a checkpoint, and the user's metadata.
 
     \b
     Examples:
@@ -241,9 +241,10 @@ def diff(
     leaf: Annotated[str, typer.Option(metavar="GLOB", help=LEAF_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Compare two checkpoints: names of leaves, shapes, dtypes, and every value, bit by bit.
+    """Compare two checkpoints, bit by bit.
 
-    Where and how they are stored (layouts, processes, files) makes no difference.
+    Names of leaves, shapes, dtypes and every value are compared. Where and how they are stored
+    (layouts, processes, files) makes no difference.
 
     \b
     Examples:

@@ -44,7 +44,7 @@ def recover(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     as_json: _Json = False,
 ) -> None:
-    """Commit complete saves that were not committed; finish interrupted deletions.
+    """Commit complete saves; finish interrupted deletions.
 
     A save for which all processes had written their parts is as good as saved. Programs do the same
     when they begin (`shoal.Checkpoints`).
@@ -206,7 +206,8 @@ def verify(
     \b
     Exit code:
       0   every byte is as saved
-      1   nothing is committed there; or unreadable: written by a newer shoal, no permission
+      1   nothing is committed there; or it cannot be read (a newer shoal's, no
+          permission)
       76  bytes are damaged or missing
     """
     found = [_verified(entry) for entry in _committed(look_at(path, step))]
