@@ -46,6 +46,7 @@ def ckpt() -> typer.Typer:
     app.callback(help=ckpt.__doc__)(_about)
     for command in (ls, show, verify, diff, cp, recover, gc, delete):
         app.command()(command)
+    app.command("rm", hidden=True)(delete)
     return app
 
 

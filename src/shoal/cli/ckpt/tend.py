@@ -27,7 +27,7 @@ from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.saved_steps import delete_saved
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed, unread
-from shoal.cli.tables import print_json, print_lines
+from shoal.cli.tables import print_json, print_lines, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import (
     CorruptCheckpointError,
@@ -330,22 +330,27 @@ def _copied(entry: FoundCheckpoint, target: Store) -> Copied:
         return copy_checkpoint(entry.store, target, advance)
 
 
+_DECLINED = 1
+
+
 def delete(
     path: Annotated[str, typer.Argument(help="One checkpoint; or a history, with --step.")],
     step: Annotated[
         list[int] | None, typer.Option(metavar="N", help="This step of a history; may be repeated.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: _Json = False,
 ) -> None:
     """Delete committed checkpoints for good.
 
-    Damaged ones, too. If one is pinned, nothing is deleted. `recover` finishes an interrupted
-    deletion, and so does the next program that opens the run.
+    Damaged ones, too. If one is pinned, nothing is deleted. On a terminal, it asks first. `recover`
+    finishes an interrupted deletion, and so does the next program that opens the run.
 
     \b
     Examples:
-      shoal ckpt delete run/ --step 400 --step 800
-      shoal ckpt delete s3://bucket/model
+      shoal ckpt delete run/ --step 400 --step 800 --dry-run
+      shoal ckpt delete s3://bucket/model --yes
     """
     place = look_at(path)
     if place.is_history and not step:
@@ -356,11 +361,17 @@ def delete(
     for entry in entries:
         if entry.store.is_pinned:
             raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")
+    if sys.stdin.isatty() and not dry_run and not yes:
+        steps = ", ".join(entry.name for entry in entries)
+        whose = f" of {place.path}" if place.is_history else ""
+        if not typer.confirm(f"Delete {safe(steps + whose)} for good?", err=True):
+            raise typer.Exit(_DECLINED)
+    done = "would be deleted" if dry_run else "deleted"
     for entry in entries:
-        if not delete_saved(entry.store):
+        if not dry_run and not delete_saved(entry.store):
             raise UsageError(f"{entry.name} was pinned meanwhile, and stays")
         if not as_json:
-            print(f"{entry.name}: deleted")
+            print(f"{entry.name}: {done}")
     if as_json:
         print_json([{"step": entry.step, "path": entry.store.path} for entry in entries])
 
