@@ -478,7 +478,7 @@ def at_a_terminal(answer, *arguments, code):
     os.close(ours)
     os.close(theirs)
     assert started.returncode == code, asked
-    return asked, printed
+    return asked, printed.lstrip()  # click asks on stderr, but for its last space
 
 
 def test_delete_asks_on_a_terminal(run):
