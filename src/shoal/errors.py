@@ -383,6 +383,16 @@ def with_article(noun: str) -> str:
     return f"{'an' if is_vowel and not word.startswith(sounds_like_you) else 'a'} {noun}"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> [counted(1, "file"), counted(2, "file"), counted(0, "leaf", "leaves")]
+    ['1 file', '2 files', '0 leaves']
+    """
+    words = noun if count == 1 else plural or f"{noun}s"
+    return f"{count} {words}"
+
+
 class WrongType(str):
     """A problem about a type: with one among them, `raise_all` raises a UsageTypeError."""
 

@@ -23,7 +23,7 @@ from shoal.checkpoint.bucket.address import Bucket, is_address
 from shoal.cli.tables import print_json, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, counted, raise_all
 from shoal.paths import local_path
 from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
 from shoal.runtime.doctor.findings import (
@@ -242,7 +242,7 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not problems:
         yield Text("no problem found", style="bold green")
     else:
-        yield Text(f"{problems} problem{'s' * (problems > 1)}", style=_STYLES[True])
+        yield Text(counted(problems, "problem"), style=_STYLES[True])
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -349,7 +349,7 @@ def _host(facts: Mapping[str, Any]) -> str:
     if not facts:
         return ""
     addresses = ", ".join(facts["addresses"]) or "no address"
-    return f"{facts['name']} ({addresses}), {facts['cores']} cores"
+    return f"{facts['name']} ({addresses}), {counted(facts['cores'], 'core')}"
 
 
 def _folders(facts: Mapping[str, Any]) -> str:
@@ -388,10 +388,14 @@ def _buckets(facts: Mapping[str, Any]) -> str:
             continue
         rows.append(f"{url}: {rights} (credentials: {one['credentials']})")
         if "clock_ahead_s" in one:
-            rows.append(f"its clock is {one['clock_ahead_s']:+.0f} s from that of this host")
+            rows.append(f"its clock {_off(round(one['clock_ahead_s']))} that of this host")
         if one.get("rights"):
             rows.append(f"its lifecycle rule should {one['lifecycle']}")
     return "\n".join(rows)
+
+
+def _off(ahead_s: int) -> str:
+    return f"is {ahead_s:+d} s from" if ahead_s else "agrees with"
 
 
 def _proxy(facts: Mapping[str, Any]) -> str:

@@ -202,7 +202,7 @@ def test_show_shows_the_leaves(saved):
 
 
 def test_verify_reads_every_byte(run):
-    assert "are whole" in ckpt("verify", run)
+    assert ckpt("verify", run).count("every byte is as saved, 4.105 KiB in 1 file, ") == 2
     path = data_of(run / step_name(20))
     sample_checkpoints.flip(path)
     told = ckpt("verify", run, code=76)
@@ -326,7 +326,7 @@ def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
     assert gone["bytes"] > 0
     assert not (run / step_name(25)).exists()
     assert ckpt("gc", run, "--older", 0) == "nothing to remove\n"
-    assert "are whole" in ckpt("verify", run)
+    assert ckpt("verify", run).count("every byte is as saved, 4.105 KiB in 1 file, ") == 2
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "recover", "gc"])
@@ -491,7 +491,7 @@ def test_delete_asks_on_a_terminal(run):
     )  # fmt: skip
     asked, printed = at_a_terminal(b"y\n", "rm", run / step_name(20), code=0)
     assert f"Delete {run / step_name(20)} for good? [y/N]:" in asked
-    assert printed == f"{run / step_name(20)}: deleted\n"
+    assert printed == "step 20: deleted\n"
 
 
 def test_delete_can_be_tried_first(run):

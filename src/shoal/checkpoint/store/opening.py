@@ -29,6 +29,7 @@ from shoal.errors import (
     NotCommittedError,
     StorageError,
     UnsupportedCheckpointError,
+    counted,
 )
 from shoal.hashing import seal
 
@@ -181,7 +182,8 @@ def _what_is_there(store: Store) -> str:
     if link := store.why_absent(at):
         return link
     if steps := store.steps():
-        return f"is not a checkpoint but a history of {len(steps)} steps; pass the path of one"
+        history = f"a history of {counted(len(steps), 'step')}"
+        return f"is not a checkpoint but {history}; pass the path of one"
     if words := unfinished(store):
         return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

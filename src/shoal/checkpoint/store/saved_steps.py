@@ -23,6 +23,7 @@ from shoal.errors import (
     StorageError,
     UnsupportedCheckpointError,
     UsageError,
+    counted,
 )
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.threads import in_threads
@@ -74,7 +75,7 @@ def check_single(store: Store) -> None:
     """
     if count := len(store.steps()):
         raise UsageError(
-            f"save({store.path!r}): that is a history of {count} steps\n"
+            f"save({store.path!r}): that is a history of {counted(count, 'step')}\n"
             "save to another directory, or a step by `Checkpoints.save`"
         )
 

@@ -26,6 +26,7 @@ from shoal.errors import (
     CorruptCheckpointError,
     StorageError,
     UnsupportedCheckpointError,
+    counted,
 )
 
 
@@ -265,7 +266,7 @@ def diff(
         for one in differences[:_SHOWN]:
             print(safe(f"{one['leaf']}: {one['words']}"))
         if len(differences) > _SHOWN:
-            print(f"and {len(differences) - _SHOWN} more leaves")
+            print(f"and {counted(len(differences) - _SHOWN, 'more leaf', 'more leaves')}")
         print(f"{len(differences)} differ" if differences else "equal, bit by bit")
     if differences:
         raise typer.Exit(1)

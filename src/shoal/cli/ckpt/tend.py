@@ -35,6 +35,7 @@ from shoal.errors import (
     StorageError,
     UnsupportedCheckpointError,
     UsageError,
+    counted,
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
@@ -125,7 +126,7 @@ def gc(
     if as_json:
         print_json(results)
     else:
-        _print_results(results, "would go" if dry_run else "are gone")
+        _print_results(results, "would be removed" if dry_run else "removed")
     if code:
         raise typer.Exit(code)
 
@@ -166,7 +167,7 @@ def _size(entry: FoundCheckpoint, name: str) -> int:
         return 0
 
 
-def _print_results(results: list[dict[str, Any]], verb: str) -> None:
+def _print_results(results: list[dict[str, Any]], done: str) -> None:
     for one in results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if "problem" in one:
@@ -174,7 +175,8 @@ def _print_results(results: list[dict[str, Any]], verb: str) -> None:
         elif "link" in one:
             print(f"{name}: is a link: clean up its target instead")
         elif one["removed"]:
-            print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
+            files = counted(len(one["removed"]), "file")
+            print(f"{name}: {files} of {in_bytes(one['bytes'])} {done}")
         for attempt in one.get("spared", ()):
             why = "it was touched recently"
             if attempt in one.get("ahead_s", {}):
@@ -220,7 +222,8 @@ def verify(
             print(f"{name}: was deleted while it was read")
         elif not one["problems"]:
             rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
-            print(f"{name}: {in_bytes(one['bytes'])} in {one['files']} files are whole, {rate}/s")
+            size = f"{in_bytes(one['bytes'])} in {counted(one['files'], 'file')}"
+            print(f"{name}: every byte is as saved, {size}, {rate}/s")
         for problem in one["problems"]:
             print_lines(name, problem)
     if all(one["deleted"] for one in results):
@@ -363,8 +366,8 @@ def delete(
             raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")
     if sys.stdin.isatty() and not dry_run and not yes:
         steps = ", ".join(entry.name for entry in entries)
-        whose = f" of {place.path}" if place.is_history else ""
-        if not typer.confirm(f"Delete {safe(steps + whose)} for good?", err=True):
+        what = f"{steps} of {place.path}" if place.is_history else place.path
+        if not typer.confirm(f"Delete {safe(what)} for good?", err=True):
             raise typer.Exit(_DECLINED)
     done = "would be deleted" if dry_run else "deleted"
     for entry in entries:
