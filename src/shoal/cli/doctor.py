@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -78,9 +79,11 @@ Exit code:
   0      no problem was found; notes do not count
   1      a problem was found; under a launcher, on all processes
   2      wrong usage
+  130    ended by Ctrl-C
 """
 
 _FOUND = 1
+_INTERRUPTED = 130
 
 _Processes = Annotated[
     str | None,
@@ -129,10 +132,11 @@ def doctor(
     checks = {"buckets": partial(_check_buckets, urls, timeout_s)} if urls else {}
     request = DoctorRequest(program, folders, timeout_s, alone, checks)
     if processes is not None:
-        diagnosis = diagnose_here(request, processes, devices, urls)
+        with _until_interrupted():
+            diagnosis = diagnose_here(request, processes, devices, urls)
         print_diagnosis(diagnosis, as_json=as_json)
         raise typer.Exit(_code(diagnosis))
-    with diagnosed(request, os.environ) as diagnosis:
+    with _until_interrupted(), diagnosed(request, os.environ) as diagnosis:
         if to is not None:
             own = [one for one in diagnosis.reports if one.process == diagnosis.process]
             Path(to, f"process-{diagnosis.process}.json").write_bytes(packed(own[0]))
@@ -143,6 +147,15 @@ def doctor(
 
 
 doctor.__doc__ = _HELP
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("shoal doctor: ended by Ctrl-C", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _check(processes: str | None, devices: str | None, timeout_s: float, alone: bool) -> None:
@@ -465,21 +478,40 @@ def diagnose_here(
     env = own_environment()
     unknown = settings.unknown_variables(env)  # found here; otherwise the launcher reports them
     with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as to:
-        run = subprocess.run(
+        code = _ended(
             [
                 *(sys.executable, "-P", "-m", "shoal", "run", "-n", processes, *options),
                 *("--no-prefix", "-m", "shoal", "doctor", "--to", to),
                 *("--timeout", str(request.timeout_s), *shared, *program),
             ],
-            env={name: value for name, value in env.items() if name not in unknown},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,  # what libraries print
+            {name: value for name, value in env.items() if name not in unknown},
         )
         files = sorted(Path(to).iterdir(), key=lambda file: int(file.stem.rpartition("-")[2]))
         reports = tuple(unpacked(file.read_bytes()) for file in files)
-    diagnosis = _whole(reports, int(processes), run.returncode)
+    diagnosis = _whole(reports, int(processes), code)
     notes = map(unknown_variable, unknown.values())
     return diagnosis._replace(differences=(*diagnosis.differences, *notes))
+
+
+def _ended(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run the job; return its exit code.
+
+    It has a process group of its own: at Ctrl-C, it would print how it was interrupted, and each
+    process a traceback. Without its launcher, it ends in silence.
+    """
+    job = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,  # what libraries print
+        process_group=0,
+    )
+    try:
+        return job.wait()
+    except BaseException:
+        job.kill()
+        job.wait()
+        raise
 
 
 def _whole(reports: tuple[Report, ...], processes: int, code: int) -> Diagnosis:
