@@ -480,7 +480,7 @@ def diagnose_here(
     with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as to:
         code = _ended(
             [
-                *(sys.executable, "-P", "-m", "shoal", "run", "-n", processes, *options),
+                *(sys.executable, "-P", "-m", "shoal", "run", "--quiet", "-n", processes, *options),
                 *("--no-prefix", "-m", "shoal", "doctor", "--to", to),
                 *("--timeout", str(request.timeout_s), *shared, *program),
             ],

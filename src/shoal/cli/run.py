@@ -8,9 +8,10 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from shoal import settings
 from shoal.errors import InitializeError, UsageError, nearest, raise_all
@@ -138,6 +139,7 @@ class RunRequest(NamedTuple):
     max_restarts: str | None = None
     restart_preempted: bool = False
     stalled_after: str | None = None
+    quiet: bool = False
 
 
 class _Checked(NamedTuple):
@@ -210,6 +212,14 @@ _StalledAfter = Annotated[
         "2h) and none does anything; default: SHOAL_STALLED_AFTER_S, or never.",
     ),
 ]
+_Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        help="On a terminal, print neither the last line of a good run nor a note on options "
+        "after the script.",
+    ),
+]
 
 
 def run(
@@ -223,6 +233,7 @@ def run(
     max_restarts: _MaxRestarts = None,
     restart_preempted: _RestartPreempted = False,
     stalled_after: _StalledAfter = None,
+    quiet: _Quiet = False,
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     coordinator: Coordinator = None,
@@ -240,6 +251,7 @@ def run(
         max_restarts=max_restarts,
         restart_preempted=restart_preempted,
         stalled_after=stalled_after,
+        quiet=quiet,
     )
     raise typer.Exit(_launch(request))
 
@@ -339,6 +351,8 @@ def _launch(request: RunRequest) -> int:
     if checked.devices is not None:
         warning = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {warning}\n" if warning else "", end="", file=sys.stderr)
+    if sys.stderr.isatty() and (words := _misplaced(request)):
+        print(f"shoal run: {words}", file=sys.stderr)
     if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
     node = checked.nodes.node if checked.nodes else None
@@ -365,6 +379,7 @@ def _launch(request: RunRequest) -> int:
             checked.nodes,
             checked.restarts,
             math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
+            quiet=request.quiet,
         )
         return run_in_supervisor(Attempts(order, _crew_of).run)
 
@@ -440,6 +455,44 @@ def _wrong_content(path: str) -> list[str]:
             f"{path!r} is not a Python script; shoal run starts only Python scripts and modules"
         ]
     return []
+
+
+def _misplaced(request: RunRequest) -> str:
+    """Return a note on options of `shoal run` after the script, if the script does not name them.
+
+    They are the script's. What a script may name is searched in its text: `"--devices"`,
+    `devices: int`, `log_dir=`, but no `jax.devices()`. -m is left out: Hydra has it too.
+    """
+    script, *arguments = request.program
+    typed = [word.partition("=")[0] for word in arguments if word.startswith("-")]
+    if request.quiet or request.module or not typed or not os.path.isfile(script):
+        return ""
+    with open(script, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    ours = [word for word in dict.fromkeys(typed) if word in _own_options()]
+    found = [word for word in ours if not _names_option(text, word)]
+    if not found:
+        return ""
+    return f"{', '.join(found)} after {script} goes to it; options of shoal run precede the script"
+
+
+def _own_options() -> set[str]:
+    """Return the options of `shoal run` in all spellings."""
+    spellings = set[str]()
+    for name, hint in get_type_hints(run, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            if isinstance(option, OptionInfo) and not option.hidden and name != "module":
+                words = [option.default, *(option.param_decls or ())]  # typer's order in Annotated
+                declared = "/".join(word for word in words if isinstance(word, str))
+                spellings.update((declared or f"--{name.replace('_', '-')}").split("/"))
+    return spellings
+
+
+def _names_option(text: str, option: str) -> bool:
+    if not option.startswith("--"):
+        return re.search(rf"{option}(?!\w)", text) is not None
+    name = re.sub("[-_]", "[-_]", option.removeprefix("--"))
+    return re.search(rf"(?<![\w.]){name}(?![\w(])", text) is not None
 
 
 def _wrong_module(name: str) -> list[str]:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from shoal.errors import counted
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.environment import JobStart, variables
@@ -32,6 +33,7 @@ from shoal.launch.processes import Outliving, Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
 from shoal.runtime.failures.facts import Memory
+from shoal.runtime.failures.headline import seconds
 from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
@@ -523,7 +525,7 @@ class Job:
     def _report(self, conclusion: Conclusion) -> None:
         """Print how the job ended, the cause last."""
         if conclusion.failure is None:
-            self._print(*conclusion.lines)
+            self._print(*(conclusion.lines or self._good_words()))
             return
         advice = (*conclusion.failure.advice, *conclusion.lines)
         folder = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
@@ -542,6 +544,14 @@ class Job:
         logs = {process.index: process.log.path for process in self._processes.all}
         files = ReportFiles(logs, self._order.import_root, conclusion.reported_by)
         self._console.report(failure, files)
+
+    def _good_words(self) -> list[str]:
+        """Return the last line of a good run: for a person, as programs compare what is printed."""
+        start = self._crew.start
+        if start is None or self._order.quiet or not self._console.err.terminal:
+            return []
+        duration = seconds(time.monotonic() - self._start_s)
+        return [f"finished after {duration}: {counted(start.total, 'process', 'processes')}"]
 
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf

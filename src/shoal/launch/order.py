@@ -63,6 +63,7 @@ class JobOrder(NamedTuple):
     nodes: NodesOrder | None = None  # None: a job on this host alone
     restarts: Restarts | None = None  # None: one attempt
     between_s: float = math.inf  # like aftermath_s, if a new attempt follows and none saves
+    quiet: bool = False  # print nothing at the end of a good run
 
     def next(self, *, is_announced: bool) -> JobOrder:
         """Return the order of the next attempt."""

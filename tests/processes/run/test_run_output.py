@@ -6,8 +6,11 @@ import json
 import os
 import pty
 import queue
+import re
 import subprocess
 import threading
+
+import pytest
 
 from terminals import read_to_end
 
@@ -187,6 +190,48 @@ def test_a_terminal_gets_colours(launch):
 def test_a_terminal_without_colours_gets_none_of_ours(launch):
     shown, code = show_on_terminal(launch, TERM="xterm", NO_COLOR="1")
     assert (shown, code) == (["", "p0| \x1b[31mred\x1b[0m", "p1| \x1b[31mred\x1b[0m", APART], 0)
+
+
+def shown_to_a_person(launch, *options, **script):
+    """Return the lines that a terminal gets from a good run of one process."""
+    ours, theirs = pty.openpty()
+    launch.start("--no-prefix", *options, **script, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    lines = read_to_end(ours).decode().splitlines()
+    assert launch.popen.wait(timeout=60) == 0
+    return lines
+
+
+def test_a_good_run_says_so_on_a_terminal(launch):
+    trained, last = shown_to_a_person(launch, script="print('trained')")
+    assert trained == "trained"
+    assert re.fullmatch(r"shoal run: finished after \d+\.\d s: 1 process", last)
+    assert shown_to_a_person(launch, "--quiet", script="print('trained')") == ["trained"]
+
+
+def test_a_good_run_prints_nothing_of_its_own_in_a_pipe(launch):
+    assert launch.run("--no-prefix", script="print('trained')") == (0, "trained\n", "")
+
+
+MISPLACED = "shoal run: {} after script.py goes to it; options of shoal run precede the script"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("import jax; jax.devices", ("--devices", "2"), "--devices"),
+        ("x_n = 1", ("-n", "4", "--log_dir=x", "--log-dir=x"), "-n, --log-dir"),
+        ("def main(devices: int): ...", ("--devices", "2"), ""),
+        ("parser = ['--devices', '-n']", ("--devices", "2", "-n", "3"), ""),
+        ("flags = [('log_dir', '')]", ("--log-dir=x", "--help", "-m"), ""),
+    ],
+)
+def test_options_after_the_script_are_the_scripts(launch, script, arguments, words):
+    *notes, last = shown_to_a_person(launch, script=script, arguments=arguments)
+    assert notes == ([MISPLACED.format(words)] if words else [])
+    assert "finished" in last
+    if words:
+        assert shown_to_a_person(launch, "--quiet", script=script, arguments=arguments) == []
 
 
 def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
