@@ -272,3 +272,18 @@ def test_threads_of_a_process_may_mark_at_the_same_time():
     shown, log = speak(a_pipe(), [first, second + END, b"still a\n" + END, END, b"for all\n"])
     assert shown == b"p0| for all\n"
     assert log.data == b"a\nb\nstill a\nfor all\n"
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_what_is_left_of_a_torn_notice_is_not_shown(on_terminal, request):
+    words = b"[Gloo] Rank 0 is connected to 1 peer ranks. "
+    words += b"Expected number of connected peer ranks is : "
+    torn = [words + words + b"1\n", b"1\n"]
+    three = [words + words, words + b"11\n\n", b"1\n"]
+    early = [words + b"1" + words[:12], b"\n" + words[12:] + b"1\n"]
+    outlet = request.getfixturevalue("terminal") if on_terminal else a_pipe()
+    for pieces in (torn, three, early):
+        shown, log = speak(outlet, [*pieces, b"1\n", b"\n", b"loss 1\n"])
+        assert log.data == b"".join(pieces) + b"1\n\nloss 1\n"
+        assert shown.splitlines() == [b"p0| 1", b"p0| ", b"p0| loss 1"]
+        outlet.waiting = outlet.waiting[:0]

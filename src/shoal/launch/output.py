@@ -26,6 +26,7 @@ _NOTICE = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. "
     rb"Expected number of connected peer ranks is : (\d+)"
 )
+_NOTICE_BEGINS = b"[Gloo] Rank "
 _PIECES_OF_NOTICES = re.compile(
     rb"(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
     rb"Expected number of connected peer ranks is : |\d)+"
@@ -131,6 +132,7 @@ class LineStream:
         self._held = b""  # what may be the beginning of a mark
         self._for_log = 0  # blocks of `last_record.for_the_log` that are open: one per thread
         self._redraws = False  # it is a progress bar
+        self._notices = _Notices()
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take bytes: log and show the lines that they complete."""
@@ -213,7 +215,7 @@ class LineStream:
 
     def _finish(self, outlet: Outlet, line: bytes) -> None:
         text = _visible(line)
-        if is_notice(text) and not self._shown:
+        if self._notices.take(text) and not self._shown:
             return
         if self._shown and text == self._shown and outlet.open_by is not self:
             pass  # it is shown already, as a line: in a file, or since another stream wrote
@@ -234,6 +236,27 @@ class LineStream:
             outlet.put(text[len(self._shown) :])
         else:
             outlet.put(b"\r" + self._prefix + text + _CLEAR_REST)
+
+
+class _Notices:
+    """The notices of gloo among the lines of a stream, also those torn by its threads.
+
+    One that has printed its words into the line of another prints its last number and its line end
+    later: `[Gloo] Rank 0 … is : [Gloo] Rank 0 … is : 1`, and then `1`.
+    """
+
+    def __init__(self) -> None:
+        self._owed = 0  # line ends of notices that have begun
+
+    def take(self, line: bytes) -> bool:
+        """Return whether a line is of notices alone."""
+        if is_notice(line):
+            self._owed = max(0, self._owed + line.count(_NOTICE_BEGINS) - 1)
+            return True
+        if not self._owed or line.strip(b"0123456789"):
+            return False
+        self._owed -= 1
+        return True
 
 
 def is_notice(text: bytes) -> bool:
