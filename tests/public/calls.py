@@ -10,7 +10,14 @@ import numpy as np
 
 import shoal
 from public.wrong import MESH, ROWS
-from shoal.checkpoint.planning.policies import Best, EverySeconds, EverySteps, Last
+from shoal.checkpoint.planning.policies import (
+    Best,
+    EverySeconds,
+    EverySteps,
+    Last,
+    LastSeconds,
+    Multiples,
+)
 from shoal.plan.compiled import collectives_of, received_bytes_of
 from shoal.plan.cost import cost
 from shoal.plan.hardware.links import links_of
@@ -313,6 +320,8 @@ def policy_calls() -> list[Call]:
         _("Last", Last, {"n": 2}, n="count"),
         _("EverySteps", EverySteps, {"n": 2}, n="count"),
         _("EverySeconds", EverySeconds, {"s": 2.0}, s="seconds"),
+        _("LastSeconds", LastSeconds, {"s": 2.0}, s="seconds"),
+        _("Multiples", Multiples, {"n": 2}, n="count"),
         _("Best", Best, {"n": 2, "metric": "loss"}, n="count", metric="name", mode="choice"),
         _("gce", gce, {}, url="name"),
         _("aws", aws, {}, url="name"),

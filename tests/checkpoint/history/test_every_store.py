@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from datetime import timedelta
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,7 +18,15 @@ from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
+from shoal.checkpoint.planning.policies import (
+    Best,
+    EverySteps,
+    Keep,
+    Last,
+    LastSeconds,
+    Multiples,
+)
+from shoal.checkpoint.saving import request as saving_request
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store.step_names import step_name
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -148,6 +157,25 @@ def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, c
     assert all(found == [alone, (11, 15, 16, 17)] for found in job(run))
     (warning,) = [text for text in caplog.messages if "has only Best" in text]
     assert "without 'loss'; there are 11; to delete old ones, write keep=Best(…) | " in warning
+
+
+def test_ages_are_those_of_the_clock_that_saved(place, job, monkeypatch):
+    """By its stored time, each step is a minute after the one before: of the last two minutes."""
+    times = iter([*range(0, 660, 60), 100_000])  # the lead alone reads the clock, once a save
+    clock = SimpleNamespace(time_ns=lambda: next(times) * 10**9)
+    monkeypatch.setattr(saving_request, "time", clock)
+
+    def run(coordinator):
+        found = []
+        for steps in (range(11), [11]):  # the second run begins a day later
+            keep = LastSeconds(120) | Multiples(4)
+            with Checkpoints(place, keep=keep, coordinator=coordinator) as ckpts:
+                for step in steps:
+                    ckpts.save(step, state(step))
+            found.append(ckpts.all_steps())
+        return found
+
+    assert all(found == [(0, 4, 8, 9, 10), (0, 4, 8, 11)] for found in job(run))
 
 
 def test_every_joins_a_number_a_time_and_a_function(place, job):
