@@ -288,8 +288,8 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
             new.save(**({"step": 5, "state": {"w": x}} | options))
 
     return [
-        _("Checkpoints", begin, {}, keep="count?", every="any", asynchronous="bool",
-          recover="bool", lease_s="seconds?", **MEETING),
+        _("Checkpoints", begin, {}, keep="count?", every="any", on_commit="call?",
+          asynchronous="bool", recover="bool", lease_s="seconds?", **MEETING),
         _("Checkpoints where", shoal.Checkpoints, {"path": f"{folder}/steps"}, path="path"),
         _("all_steps", history.all_steps, {}, skip_corrupt="bool"),
         _("latest", history.latest, {}, skip_corrupt="bool"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from checkpoint.bucket import servers
-from collectives.thread_jobs import run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.disk.local_store import LocalStore
@@ -26,6 +27,7 @@ from shoal.checkpoint.planning.policies import (
     LastSeconds,
     Multiples,
 )
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving import request as saving_request
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store.step_names import step_name
@@ -34,6 +36,7 @@ from shoal.errors import (
     NotCommittedError,
     RestoreMismatchError,
     StorageError,
+    UsageError,
     UsageTypeError,
 )
 from shoal.runtime.barrier import barrier
@@ -176,6 +179,82 @@ def test_ages_are_those_of_the_clock_that_saved(place, job, monkeypatch):
         return found
 
     assert all(found == [(0, 4, 8, 9, 10), (0, 4, 8, 11)] for found in job(run))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchronous, caplog):
+    calls, ckpts_of = [], {}
+
+    def on_commit(step, path):
+        ckpts = ckpts_of[0]
+        assert str(path) == str(ckpts.path_of(step))
+        calls.append((step, ckpts.all_steps(), ckpts.info(step).step))
+        if step == 3:
+            ckpts.pin(step)
+            raise ValueError("no uplink")
+        if step != 4:
+            return
+        refused = [ckpts.wait, ckpts.close, lambda: ckpts.save(9, state(9))]
+        if len(ckpts_of) == 1:  # in a job of two it fails for all, as each call that one omits
+            refused += [ckpts.restore, lambda: ckpts.resume(None, dict)]
+        for call in refused:
+            with pytest.raises(UsageError, match="in on_commit="):
+                call()
+
+    def run(coordinator):
+        me = coordinator.process
+        ckpts = Checkpoints(
+            place, keep=2, every=lambda step: step != 2, on_commit=on_commit,
+            asynchronous=asynchronous, coordinator=coordinator,
+        )  # fmt: skip
+        ckpts_of[me] = ckpts
+        barrier.on(coordinator, "made")
+        with ckpts:
+            saved = [ckpts.save(step, state(step)) for step in range(6)]
+        return saved, ckpts.all_steps()
+
+    steps = (3, 4, 5)
+    assert all(found == ([True, True, False, True, True, True], steps) for found in job(run))
+    listed = {0: (0,), 1: (0, 1), 3: (1, 3), 4: (3, 4), 5: steps}
+    assert calls == [(step, there, step) for step, there in listed.items()]
+    (words,) = [one for one in caplog.records if "on_commit" in one.message]
+    assert words.message == "step 3 is saved; on_commit raised: ValueError('no uplink')"
+    assert "in on_commit" in words.exc_text, "the user's line"
+
+
+def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place, job):
+    is_called, go, seen = threading.Event(), threading.Event(), []
+
+    def on_commit(step, path):
+        if step == 1:
+            is_called.set()
+            assert go.wait(PATIENCE_S)
+        seen.append((step, restore(path, processes=[0])["step"]))
+
+    def run(coordinator):
+        me = coordinator.process
+        with Checkpoints(place, keep=1, on_commit=on_commit, coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1))
+            if me == 0:
+                assert is_called.wait(PATIENCE_S)
+                assert ckpts.is_saving
+                assert ckpts.all_steps() == (1,)
+                threading.Timer(0.2, go.set).start()
+            ckpts.save(2, state(2))
+            found = [*seen]
+        return me == 1 or (1, 1) in found, ckpts.all_steps()
+
+    assert all(found == (True, (2,)) for found in job(run))
+    assert seen == [(1, 1), (2, 2)]
+
+
+def test_what_is_no_function_is_refused(place, job):
+    def run(coordinator):
+        with pytest.raises(UsageTypeError, match=r"^Checkpoints: on_commit must be a function"):
+            Checkpoints(place, on_commit="upload.sh", coordinator=coordinator)
+        return True
+
+    assert all(job(run))
 
 
 def test_every_joins_a_number_a_time_and_a_function(place, job):
