@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from checkpoint.bucket import servers
+from checkpoint.saved_contents import damage
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
-from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.policies import (
     Best,
@@ -69,22 +69,6 @@ def job(request):
 
 def state(step):
     return {"w": np.full(4, float(step)), "step": step}
-
-
-def damage(place, step):
-    """Flip a bit of a step's data."""
-    store = store_at(place, "").step(step)
-    (name,) = [one for one in store.names() if one.startswith("data-")]
-    if isinstance(store, LocalStore):
-        with open(f"{store.path}/{name}", "r+b") as file:
-            file.seek(-1, 2)
-            byte = file.read(1)
-            file.seek(-1, 2)
-            file.write(bytes([byte[0] ^ 1]))
-        return
-    data = bytearray(store._objects.read(name)[0])
-    data[-1] ^= 1
-    store._objects.put(name, bytes(data))
 
 
 def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):

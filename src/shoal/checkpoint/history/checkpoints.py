@@ -101,10 +101,10 @@ class Checkpoints(ReadOnlyHistory):
         to upload the step. An exception that it raises is logged, and fails nothing. It runs in the
         thread that saved, and belongs to the save: the next `save`, `wait`, the end of the block
         and the exit of the program wait for it, and `keep` deletes no step meanwhile. If it takes
-        longer than SHOAL_TIMEOUT_S, the next save fails on the other processes; start a thread for
-        such work. A save for a preemption notice calls it also, and returns after it. It must make
-        no collective call; of these checkpoints it can call `pin`, `info` and the listings. It is
-        not called for a step whose save another program completes after a crash.
+        longer than the deadline of the next save, that save fails; start a thread for such work. A
+        save for a preemption notice also calls it, and returns after it. It must make no collective
+        call; of these checkpoints it can call `pin`, `info` and the listings. It is not called for
+        a step whose save another program completes after a crash.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
