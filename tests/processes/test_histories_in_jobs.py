@@ -53,7 +53,7 @@ def place(request, tmp_path):
     if request.param == "disk":
         return str(tmp_path / "run"), {}
     address = request.getfixturevalue("server")
-    return f"s3://runs/{request.function.__name__}", servers.options(address)
+    return f"s3://runs/{tmp_path.name}", servers.options(address)
 
 
 def at(place):
@@ -193,7 +193,7 @@ def test_steps_are_kept_alike(job, place):
     assert job.run(kept, place) == [[best, joined, recent]] * 2
 
 
-def uploaded(place):
+def uploaded(place, asynchronous):
     """Call a function at each commit, which restores the step alone; once it raises."""
     calls, threads = [], set()
 
@@ -206,7 +206,9 @@ def uploaded(place):
         if step == 2:
             raise OSError("no uplink")
 
-    with shoal.Checkpoints(at(place), keep=1, on_commit=on_commit) as ckpts:
+    with shoal.Checkpoints(
+        at(place), keep=1, on_commit=on_commit, asynchronous=asynchronous
+    ) as ckpts:
         for step in (1, 2, 3):
             ckpts.save(step, state(step))
             if step == 3:
@@ -220,10 +222,11 @@ def spread_here():
     return NamedSharding(jax.sharding.Mesh(np.array(jax.local_devices()), "data"), P("data"))
 
 
-def test_process_0_calls_a_function_at_each_commit(job, place):
-    first, second = job.run(uploaded, place)
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_process_0_calls_a_function_at_each_commit(job, place, asynchronous):
+    first, second = job.run(uploaded, place, asynchronous)
     calls = [(step, tuple(range(1, step + 1)), float(step)) for step in (1, 2, 3)]
-    assert first == (calls, False, (1, 2, 3), 3.0)
+    assert first == (calls, not asynchronous, (1, 2, 3), 3.0)
     assert second == ([], False, (1, 2, 3), 3.0)
 
 

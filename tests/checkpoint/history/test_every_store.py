@@ -41,6 +41,7 @@ from shoal.errors import (
 )
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.progress import Progress
 
 NAMES = (f"bucket-{number}" for number in itertools.count())
 
@@ -206,8 +207,16 @@ def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchr
     assert "in on_commit" in words.exc_text, "the user's line"
 
 
-def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place, job):
-    is_called, go, seen = threading.Event(), threading.Event(), []
+def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place, job, monkeypatch):
+    is_called, go, seen, progress_of = threading.Event(), threading.Event(), [], {}
+    begin_wait = Progress.begin_wait
+
+    def waiting(progress, point, now):
+        begin_wait(progress, point, now)
+        if progress is progress_of.get(0) and point.name == "the end of the save of step 1":
+            go.set()
+
+    monkeypatch.setattr(Progress, "begin_wait", waiting)
 
     def on_commit(step, path):
         if step == 1:
@@ -217,13 +226,13 @@ def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place
 
     def run(coordinator):
         me = coordinator.process
+        progress_of[me] = coordinator.progress
         with Checkpoints(place, keep=1, on_commit=on_commit, coordinator=coordinator) as ckpts:
             ckpts.save(1, state(1))
             if me == 0:
                 assert is_called.wait(PATIENCE_S)
                 assert ckpts.is_saving
                 assert ckpts.all_steps() == (1,)
-                threading.Timer(0.2, go.set).start()
             ckpts.save(2, state(2))
             found = [*seen]
         return me == 1 or (1, 1) in found, ckpts.all_steps()
