@@ -365,4 +365,5 @@ def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch)
 def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
     assert in_job(1, lambda one: save.on(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [None]
-    assert agreeing.check_store(LocalStore(path.parent / "other")) == 9_000_000
+    request = request_of(path.parent / "other")
+    assert agreeing.check_store(request, is_lead=True) == {"free": 9_000_000, "replaces": ""}
