@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from checkpoint.forgetful_file_system import Crash, Disk, crash
 from shoal.checkpoint.disk import committing, step_folder, sweep
-from shoal.testing.store_contract import OWNER, Save, names_of, value_of
+from shoal.testing.store_contract import Save, names_of, value_of
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 ALONE = Save("00000000000a", value=7, processes=1)
@@ -126,7 +126,7 @@ def _begin_while_removed(disk: Disk) -> None:
 def _second(disk: Disk, first: str = "one", other: str = "one") -> None:
     """Do all but the commit of a save that replaces the first one."""
     lead, other_host = disk.folder(PATH, first), disk.folder(PATH, other)
-    committing.begin_attempt(lead, SECOND.manifest, {**OWNER, "replaces": FIRST.attempt})
+    SECOND.begin(lead, FIRST.attempt)
     SECOND.write(other_host, 1)
     SECOND.write(lead, 0)
 

@@ -288,10 +288,11 @@ def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tr
     assert not path.exists()
 
 
-@pytest.mark.parametrize("field", ["step", "user", "metrics", "path"])
+@pytest.mark.parametrize("field", ["step", "user", "metrics", "overwrite", "path"])
 def test_options_must_be_equal(tmp_path, field):
     def work(one):
         options = {"step": one.process, "user": {"p": one.process}, "metrics": {"p": one.process}}
+        options["overwrite"] = bool(one.process)
         named = {field: options[field]} if field in options else {}
         place = one.process if field == "path" else 0
         return save.on(one, tmp_path / str(place), {"w": 1}, name="a", **named)

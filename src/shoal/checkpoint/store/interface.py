@@ -325,7 +325,7 @@ def taken(path: str, commit: Commit, replaced: str = "") -> StepAlreadyCommitted
     by = f"attempt {commit.attempt}"
     words = (
         f"{path} is already saved, by {by}; nothing is overwritten\n"
-        "save to another path, or pass overwrite=True to save; or delete this checkpoint first"
+        "save to another path, pass overwrite=True to replace it, or delete it"
     )
     if step_at(path) is not None:
         words = (
