@@ -322,23 +322,18 @@ def located(path: str) -> Iterator[None]:
 
 def taken(path: str, commit: Commit, replaced: str = "") -> StepAlreadyCommittedError:
     """Return the error for a place where something is saved; `replaced`: as in `Store.commit`."""
-    by = f"attempt {commit.attempt}"
-    words = (
-        f"{path} is already saved, by {by}; nothing is overwritten\n"
-        "save to another path, pass overwrite=True to replace it, or delete it"
-    )
+    words = f"{path} is already saved, by attempt {commit.attempt}; nothing is overwritten"
+    hint = "save to another path, pass overwrite=True to replace it, or delete it"
     if step_at(path) is not None:
-        words = (
-            f"{path} is already saved, by {by}; nothing is overwritten\n"
-            "save another step, or delete this one first"
-        )
+        hint = "save another step, or delete this one first"
     if replaced:
         words = (
-            f"{path}: {by} was committed or pinned there while this save ran; it stays\n"
-            "save again to replace it, or unpin it first"
+            f"{path}: attempt {commit.attempt} was committed or pinned there while this save ran; "
+            "it stays"
         )
+        hint = "save again to replace it, or unpin it first"
     return StepAlreadyCommittedError(
-        words,
+        f"{words}\n{hint}",
         path=path,
         attempt=commit.attempt,
     )

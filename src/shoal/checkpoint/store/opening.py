@@ -111,10 +111,10 @@ def deleted_meanwhile(store: Store, attempt: str) -> NotCommittedError | None:
         return None
     if commit is not None and commit.attempt == attempt:
         return None
-    how = "deleted while it was read"
+    words = "was deleted while it was read"
     if commit is not None:
-        how = "replaced by another save while it was read: read it again"
-    return NotCommittedError(f"{store.path}: was {how}", path=store.path)
+        words = "was replaced by another save while it was read: read it again"
+    return NotCommittedError(f"{store.path}: {words}", path=store.path)
 
 
 def _items(leaves: Sequence[LeafRecord]) -> Items:
