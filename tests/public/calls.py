@@ -260,7 +260,7 @@ def checkpoint_calls(folder: str, x: jax.Array) -> list[Call]:
     return [
         _("Bucket", shoal.Bucket, {"url": "s3://bucket/run", "skip_signature": True}, url="path",
           single_writer="bool"),
-        _("save", save, tree, tree="any", step="count?", **SAID, **LANE),
+        _("save", save, tree, tree="any", step="count?", overwrite="bool", **SAID, **LANE),
         _("save where", shoal.save, tree | {"path": f"{folder}/where"}, path="path"),
         _("restore", shoal.restore, {"path": saved}, path="path", target="any",
           max_host_bytes="count?", merge="call?", **PATHS, **LANE),
