@@ -10,7 +10,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.launch.output import LineStream, Log, Outlet, paint_prefixes
+from shoal.launch import output
+from shoal.launch.output import (
+    Exactly,
+    Lines,
+    LineStream,
+    Log,
+    Outlet,
+    WholeLines,
+    paint_prefixes,
+)
 from shoal.runtime.failures.last_record import BEGIN, END
 
 # What matters to the cutting of lines, and characters of one to four bytes.
@@ -29,10 +38,15 @@ class Memory(Log):
         self.data += data
 
 
+def stream(outlet: Outlet | None, prefix: bytes, log: Log) -> LineStream:
+    """Return one that is shown line by line; not shown if there is no outlet."""
+    return LineStream(Lines(outlet, prefix) if outlet else None, log)
+
+
 def speak(outlet: Outlet, chunks: list[bytes]) -> tuple[bytes, Memory]:
     """Return what an outlet and a log got from chunks of bytes."""
     log = Memory()
-    voice = LineStream(outlet, b"p0| ", log)
+    voice = stream(outlet, b"p0| ", log)
     for chunk in chunks:
         voice.feed(chunk, 0.0)
     voice.close()
@@ -79,7 +93,7 @@ def test_a_very_long_line_comes_in_pieces_that_split_no_character():
 
 def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
     outlet = a_pipe()
-    voice = LineStream(outlet, b"p0| ", Memory())
+    voice = stream(outlet, b"p0| ", Memory())
     voice.feed(b"\r10%", 100.0)
     assert voice.due_s == 105.0
     voice.feed(b"\r20%", 101.0)
@@ -95,7 +109,7 @@ def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
 
 def test_an_unfinished_line_without_progress_waits_in_a_file():
     outlet, log = a_pipe(), Memory()
-    voice = LineStream(outlet, b"p0| ", log)
+    voice = stream(outlet, b"p0| ", log)
     voice.feed(b"loading", 100.0)
     assert (voice.due_s, log.data) == (105.0, b"")
     voice.show_unfinished()
@@ -108,7 +122,7 @@ def test_an_unfinished_line_without_progress_waits_in_a_file():
 @pytest.mark.parametrize("outlet", [a_pipe(), None])
 def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
     log = Memory()
-    words, errors = LineStream(outlet, b"", log), LineStream(outlet, b"", log)
+    words, errors = stream(outlet, b"", log), stream(outlet, b"", log)
     for piece in (b"a", b" ", b"1", b"\nb"):
         words.feed(piece, 1.0)
         errors.feed(b"x" + piece, 1.0)
@@ -118,7 +132,7 @@ def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
 
 
 def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
-    first, second = (LineStream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    first, second = (stream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
     first.feed(b"\r10%", 1.0)
     assert first.due_s == pytest.approx(1.1)
     first.show_unfinished()
@@ -132,7 +146,7 @@ def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
 
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
-    first, second = (LineStream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    first, second = (stream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
     first.feed(b"\r100%", 1.0)
     first.show_unfinished()
     second.feed(b"done\n", 2.0)
@@ -142,7 +156,7 @@ def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
 
 
 def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
-    voice = LineStream(terminal, b"p0| ", Memory())
+    voice = stream(terminal, b"p0| ", Memory())
     for dots in (b".", b"."):
         voice.feed(dots, 1.0)
         voice.show_unfinished()
@@ -151,14 +165,14 @@ def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
 
 
 def test_a_colour_that_is_left_on_does_not_run_into_the_next_line(terminal):
-    voice = LineStream(terminal, b"p0| ", Memory())
+    voice = stream(terminal, b"p0| ", Memory())
     voice.feed(b"\x1b[31mred\n", 1.0)
     assert bytes(terminal.waiting) == b"p0| \x1b[31mred\x1b[0m\n"
 
 
 def test_who_is_not_shown_is_still_logged_and_remembered(tmp_path):
     log = Log(str(tmp_path / "log"))
-    voice = LineStream(None, b"", log)
+    voice = stream(None, b"", log)
     voice.feed(b"one", 1.0)
     voice.feed(b" line\n", 2.0)
     assert voice.due_s is None
@@ -199,7 +213,7 @@ def test_an_unfinished_line_before_what_is_for_the_log_is_shown(terminal):
 
 def test_a_full_disk_ends_the_log_and_not_the_job():
     log = Log("/dev/full")
-    voice = LineStream(a_pipe(), b"p0| ", log)
+    voice = stream(a_pipe(), b"p0| ", log)
     voice.feed(b"a line\n", 1.0)
     voice.feed(b"another\n", 2.0)
     assert "/dev/full ends early: No space left" in log.trouble
@@ -272,3 +286,45 @@ def test_threads_of_a_process_may_mark_at_the_same_time():
     shown, log = speak(a_pipe(), [first, second + END, b"still a\n" + END, END, b"for all\n"])
     assert shown == b"p0| for all\n"
     assert log.data == b"a\nb\nstill a\nfor all\n"
+
+
+@given(
+    texts=st.lists(BYTES, min_size=2, max_size=3),
+    cuts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.booleans()), max_size=60),
+)
+def test_whole_lines_of_several_streams_stay_whole_however_they_arrive(texts, cuts):
+    """A line longer than 5 bytes is passed on in pieces; `cuts`: of which stream, how much."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "_LINE_BYTES", 5)
+        outlet = a_pipe()
+        streams = [LineStream(WholeLines(outlet), Memory()) for _ in texts]
+        rests, paused = [*texts], False
+        for number, size, pauses in cuts:
+            which = number % len(texts)
+            if not streams[which].waits:
+                streams[which].feed(rests[which][:size], 1.0)
+                rests[which] = rests[which][size:]
+            if pauses and any(rests):
+                paused = True
+                streams[which].show_unfinished()
+        for one, rest in zip(streams, rests, strict=True):
+            one.feed(rest, 1.0)
+            one.close()
+    shown = bytes(outlet.waiting)
+    assert sorted(shown.replace(b"\n", b"")) == sorted(b"".join(texts).replace(b"\n", b""))
+    if not paused:
+        lines = [line for text in texts for line in text.split(b"\n") if line]
+        assert sorted(filter(None, shown.split(b"\n"))) == sorted(lines)
+        assert 0 <= len(shown) - len(b"".join(texts)) < len(texts)
+    assert (outlet.held_by, outlet.waiting_displays) == (None, [])
+
+
+@given(chunks=st.lists(BYTES))
+def test_the_bytes_of_one_process_are_shown_as_they_come(chunks):
+    outlet = a_pipe()
+    one = LineStream(Exactly(outlet), Memory())
+    for number, chunk in enumerate(chunks):
+        one.feed(chunk, 1.0)
+        assert bytes(outlet.waiting) == b"".join(chunks[: number + 1])
+    one.close()
+    assert bytes(outlet.waiting) == b"".join(chunks)

@@ -171,7 +171,12 @@ _Only = Annotated[
     typer.Option(metavar="I,J…", help="Show the output of these ranks only; all are logged."),
 ]
 _Prefix = Annotated[
-    bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its rank, as `p1|`.")
+    bool,
+    typer.Option(
+        "--prefix/--no-prefix",
+        help="Prefix each line with its rank, as `p1|`. Without it, a pipe or file gets the "
+        "bytes as written, of several processes in whole lines.",
+    ),
 ]
 _LogDir = Annotated[
     str | None,

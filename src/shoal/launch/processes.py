@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
-from shoal.launch.output import LineStream, Log, Outlet
+from shoal.launch.output import Display, LineStream, Log
 from shoal.launch.report import Ending
 from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
@@ -111,7 +111,7 @@ class Processes:
         command: Sequence[str],
         env: Mapping[str, str],
         loop: Loop,
-        shown: Sequence[tuple[Outlet | None, bytes]],
+        shown: Sequence[Display | None],
         log: Log,
         *,
         record: str,
@@ -121,7 +121,7 @@ class Processes:
 
         Args:
           command: `script, args…` or `-m, module, args…`.
-          shown: for stdout and stderr: the outlet (None: not shown) and the prefix.
+          shown: how stdout and stderr are shown; None: not shown.
           record: the file in which it records how it failed.
           stdin: whether it reads the launcher's standard input; if not, /dev/null.
         """
@@ -133,7 +133,7 @@ class Processes:
             env=dict(env),
             start_new_session=True,
         )
-        words, errors = (LineStream(outlet, prefix, log) for outlet, prefix in shown)
+        words, errors = (LineStream(display, log) for display in shown)
         index = self.first + len(self.all)
         self.all.append(ChildProcess(index, popen, log, record))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
