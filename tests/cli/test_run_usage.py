@@ -26,6 +26,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "python_train.py").write_text("")
     (tmp_path / "tool.sh").write_text("#!/bin/sh\ntrue\n")
     (tmp_path / "tool").write_bytes(b"\x7fELF\2\1")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\ntrue\n")
+    (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "launch").write_text("#!/usr/bin/env python3\n")
     (tmp_path / "application").mkdir()
     (tmp_path / "application/__main__.py").write_text("")
@@ -60,8 +62,10 @@ def test_what_is_right_passes():
     assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
     assert checked == (4, 2, frozenset({0, 3}), None, None, None)
-    for program in ("launch", "application"):
+    for program in ("launch", "application", "run.sh"):
         check(RunRequest((program,)))
+    check(RunRequest(("ls", "-l"), no_python=True))
+    check(RunRequest(("./run.sh",), no_python=True))
     check(RunRequest(("train",), module=True))
     check(RunRequest(("json.tool",), module=True))
 
@@ -78,9 +82,9 @@ def test_all_offenders_are_named_at_once():
     [
         ((), "no program"),
         (("python3.11", "train.py"), "leave it out"),
-        (("ls",), "is a command; shoal run starts only Python scripts and modules"),
-        (("tool",), "is not a Python script"),
-        (("tool.sh",), "is not a Python script"),
+        (("ls",), "'ls' is a command, not a script: pass --no-python to start it"),
+        (("tool",), "'tool' is neither a Python script nor executable: chmod +x tool"),
+        (("tool.sh",), "'tool.sh' is neither a Python script nor executable: chmod +x tool.sh"),
         (("empty",), "holds no __main__.py"),
         (("nowhere/train.py",), "there is no directory 'nowhere'"),
         (("python_trian.py",), "there is no script 'python_trian.py'; did you mean"),
@@ -89,6 +93,19 @@ def test_all_offenders_are_named_at_once():
 )
 def test_what_cannot_be_run_is_refused(program, words):
     assert words in refusal(*program)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("nowhere_at_all", {}, "there is no command 'nowhere_at_all' on the PATH"),
+        ("run.sh", {}, "no command 'run.sh' on the PATH; did you mean './run.sh'?"),
+        ("./tool.sh", {}, "there is no command './tool.sh', or it is not executable"),
+        ("ls", {"module": True}, "--no-python is for a command, -m for a module of Python"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_refused(command, options, words):
+    assert words in refusal(command, no_python=True, **options)
 
 
 def test_a_module_that_is_not_there_is_refused():

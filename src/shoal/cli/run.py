@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
 _HELP = """\
-Run a Python program as N processes on this host, or on each of several, joined as one job.
+Run a program as N processes on this host, or on each of several, joined as one job.
 
 In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
 variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
@@ -39,6 +40,8 @@ Examples:
   shoal run -n 4 train.py --lr 0.1           4 processes
   shoal run -n 4 --devices 2 train.py        each with 2 virtual CPU devices
   shoal run -n 2 -m package.train --lr 0.1   a module, as with python -m
+  shoal run -n 2 ./train.sh                  a script that starts the program
+  shoal run -n 2 --no-python numactl …       a command, with its arguments
   shoal run -n 8 --only 0,3 train.py         show the output of two ranks
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
@@ -133,6 +136,7 @@ class RunRequest(NamedTuple):
     max_restarts: str | None = None
     restart_preempted: bool = False
     stalled_after: str | None = None
+    no_python: bool = False
 
 
 class _Checked(NamedTuple):
@@ -165,6 +169,13 @@ _Devices = Annotated[
 ]
 _Module = Annotated[
     bool, typer.Option("-m", "--module", help="MODULE is a module's name, as for python -m.")
+]
+_NoPython = Annotated[
+    bool,
+    typer.Option(
+        *("--no-python", "--no_python"),
+        help="SCRIPT is a command, with its arguments, and not a Python script.",
+    ),
 ]
 _Only = Annotated[
     str | None,
@@ -217,6 +228,7 @@ def run(
     processes: _Processes = "1",
     devices: _Devices = None,
     module: _Module = False,
+    no_python: _NoPython = False,
     only: _Only = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
@@ -231,7 +243,7 @@ def run(
     _refused: Refused = None,
     _refused_flags: RefusedFlags = False,
 ) -> None:
-    """Run a Python program as N processes on each of one or more hosts, joined as one job."""
+    """Run a program as N processes on each of one or more hosts, joined as one job."""
     if sys.platform == "win32":
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
@@ -240,6 +252,7 @@ def run(
         max_restarts=max_restarts,
         restart_preempted=restart_preempted,
         stalled_after=stalled_after,
+        no_python=no_python,
     )
     raise typer.Exit(_launch(request))
 
@@ -270,6 +283,10 @@ def check(request: RunRequest) -> _Checked:
     restarts, stalled_after_s = _restarts(request, problems), _time(request, problems)
     if not request.program:
         problems.append("no program: pass a script, or -m and a module (shoal run --help)")
+    elif request.no_python and request.module:
+        problems.append("--no-python is for a command, -m for a module of Python: pass one of them")
+    elif request.no_python:
+        problems += _wrong_command(request.program[0])
     elif request.module:
         problems += _wrong_module(request.program[0])
     else:
@@ -349,8 +366,9 @@ def _launch(request: RunRequest) -> int:
     if words := why_no_loopback():
         raise InitializeError(f"run: {words}\n{LOOPBACK_ADVICE}")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
+        command, is_python = _command(request)
         order = JobOrder(
-            (("-m",) if request.module else ()) + request.program,
+            command,
             checked.processes,
             checked.devices,
             checked.shown,
@@ -365,6 +383,7 @@ def _launch(request: RunRequest) -> int:
             checked.nodes,
             checked.restarts,
             math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
+            is_python=is_python,
         )
         return run_in_supervisor(Attempts(order, _crew_of).run)
 
@@ -421,25 +440,53 @@ def _wrong_script(script: str) -> list[str]:
         return [f"{link} (script {script!r})"]
     hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
     if not hint and shutil.which(script):
-        return [f"{script!r} is a command; shoal run starts only Python scripts and modules"]
+        return [f"{script!r} is a command, not a script: pass --no-python to start it"]
     return [f"there is no script {script!r}{hint}"]
 
 
 def _wrong_content(path: str) -> list[str]:
-    """Return a message if the file is clearly not a Python program."""
+    """Return a message if the file cannot be started."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(256)
+        is_python = _is_python(path)
     except OSError as error:
         return [f"script {path!r} cannot be read: {error.strerror}"]
+    if is_python or os.access(path, os.X_OK):
+        return []
+    return [f"{path!r} is neither a Python script nor executable: chmod +x {shlex.quote(path)}"]
+
+
+def _is_python(path: str) -> bool:
+    """Return whether a script is Python's: not clearly another program."""
+    with open(path, "rb") as file:
+        head = file.read(256)
     shebang = head.partition(b"\n")[0] if head.startswith(b"#!") else b""
-    if head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe")) or (
-        shebang and b"python" not in shebang and not path.endswith(".py")
-    ):
-        return [
-            f"{path!r} is not a Python script; shoal run starts only Python scripts and modules"
-        ]
-    return []
+    if shebang and b"python" not in shebang and not path.endswith(".py"):
+        return False
+    return not head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe"))
+
+
+def _wrong_command(command: str) -> list[str]:
+    """Return a message if a command cannot be found."""
+    if shutil.which(command):
+        return []
+    here = os.path.join(".", command)
+    if os.path.dirname(command):
+        return [f"there is no command {command!r}, or it is not executable"]
+    if os.access(here, os.X_OK) and os.path.isfile(here):
+        return [f"there is no command {command!r} on the PATH; did you mean {here!r}?"]
+    return [f"there is no command {command!r} on the PATH"]
+
+
+def _command(request: RunRequest) -> tuple[tuple[str, ...], bool]:
+    """Return the command of each process, and whether Python runs it."""
+    if request.module:
+        return ("-m", *request.program), True
+    script, *arguments = request.program
+    if request.no_python:
+        return request.program, False
+    if os.path.isdir(script) or _is_python(script):
+        return request.program, True
+    return (os.path.join(".", script), *arguments), False  # a file, and not on the PATH
 
 
 def _wrong_module(name: str) -> list[str]:
@@ -522,7 +569,6 @@ _INSTEAD: Mapping[str, str] = {
 }
 _INSTEAD_OF_FLAGS: Mapping[str, str] = {
     "--standalone": "leave it out: without --nnodes all processes run on this host",
-    "--no-python": "pass a Python script, or -m and a module: nothing else is started",
     "--run-path": "pass the script itself",
 }
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from shoal.launch import child
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.environment import JobStart, variables
@@ -187,6 +188,7 @@ class Job:
         os.makedirs(self._log_dir, exist_ok=True)
         if not start.attempt:
             remove_failure(order.log_dir)
+        by_python = [sys.executable, child.__file__] if order.is_python else []
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
             progress, record = self._progress_file(index), self._record_file(index)
@@ -209,7 +211,14 @@ class Job:
             )
             is_alone = start.total == 1
             self._processes.start(
-                order.command, env, self._loop, shown, log, record=record, stdin=is_alone
+                [*by_python, *order.command],
+                env,
+                self._loop,
+                shown,
+                log,
+                record=record,
+                stdin=is_alone,
+                is_python=order.is_python,
             )
 
     def _progress_file(self, process: int) -> str:

@@ -7,12 +7,10 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import Display, LineStream, Log
@@ -33,8 +31,11 @@ class ChildProcess:
         popen: subprocess.Popen[bytes],
         log: Log,
         record: str,
+        *,
+        is_python: bool = True,
     ) -> None:
         self.index, self.popen, self.log = index, popen, log
+        self._is_python = is_python
         self._record_file = record
         self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
@@ -50,7 +51,8 @@ class ChildProcess:
 
         Removes the files that it has written for the launcher.
         """
-        taken = take(self._record_file, self.popen.pid)
+        # A command may start the process that joins the job.
+        taken = take(self._record_file, self.popen.pid if self._is_python else None)
         return Ending(
             self.index,
             -signal.SIGKILL if self.code is None else self.code,
@@ -67,6 +69,7 @@ class ChildProcess:
             ended_s=self.ended_s,
             crashed_at=take_fault(self._record_file),
             asked_s=self.asked_s,
+            is_python=self._is_python,
         )
 
     def _failed_s(self, record: LastRecord | None) -> float | None:
@@ -116,17 +119,19 @@ class Processes:
         *,
         record: str,
         stdin: bool,
+        is_python: bool,
     ) -> None:
         """Start the next process.
 
         Args:
-          command: `script, args…` or `-m, module, args…`.
+          command: the program and its arguments.
           shown: how stdout and stderr are shown; None: not shown.
           record: the file in which it records how it failed.
           stdin: whether it reads the launcher's standard input; if not, /dev/null.
+          is_python: whether the command is `child`, which records how it ends.
         """
         popen = subprocess.Popen(
-            [sys.executable, child.__file__, *command],
+            command,
             stdin=None if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -135,7 +140,7 @@ class Processes:
         )
         words, errors = (LineStream(display, log) for display in shown)
         index = self.first + len(self.all)
-        self.all.append(ChildProcess(index, popen, log, record))
+        self.all.append(ChildProcess(index, popen, log, record, is_python=is_python))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 
