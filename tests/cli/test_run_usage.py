@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from shoal.cli import run as command
 from shoal.cli.run import NodesRequest, RunRequest, check
 from shoal.errors import UsageError
 from shoal.launch.environment import Addresses, HostShare, JobStart, variables
-from shoal.runtime.system.local_devices import overruled
+from shoal.runtime.system.local_devices import num_processes, overruled
 
 
 @pytest.fixture(autouse=True)
@@ -270,3 +271,55 @@ def test_options_of_torchrun_that_are_not_taken_say_what_to_write(child_env):
         assert ended.returncode == 2
         assert f"run: {option.partition('=')[0]} of torchrun is not an option here" in ended.stderr
         assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "whose", "words"),
+    [
+        (("--hostfile", "hosts"), "mpirun", "run the command on each host, with --nnodes N"),
+        (("-hostfile", "hosts"), "mpirun", "run the command on each host, with --nnodes N"),
+        (("--bind-to", "core"), "mpirun", "the system schedules the processes"),
+        (("-x", "LANG"), "mpirun", "the processes get all variables"),
+        (("--ntasks=4",), "srun", "pass -n N, the number of processes on this host"),
+    ],
+)
+def test_options_of_other_launchers_say_what_to_write(option, whose, words, child_env):
+    ended = shoal("run", *option, "train.py", env=child_env)
+    name = "--" + option[0].partition("=")[0].lstrip("-")
+    name = name.replace("--x", "-x")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    said = f"shoal: run: {name} of {whose} is not an option here: "
+    assert ended.stderr.startswith(said)
+    assert words in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "devices", "number"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3,5"}, None, 3),
+        ({"CUDA_VISIBLE_DEVICES": "2,3,5", "JAX_PLATFORMS": "cpu"}, None, 7),
+        ({"CUDA_VISIBLE_DEVICES": "2,3,5"}, "2", 7),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, 7),
+    ],
+)
+def test_auto_means_one_process_for_each_gpu_or_core(env, devices, number, monkeypatch):
+    monkeypatch.setattr("shoal.runtime.system.local_devices.num_cores", lambda: 7)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name.startswith("jax_cuda13"))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert check(RunRequest(("train.py",), processes="auto", devices=devices)).processes == number
+
+
+def test_a_tpu_host_has_one_process(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "libtpu")
+    assert num_processes({"TPU_VISIBLE_CHIPS": "0,1,2,3"}) == (1, "one for all TPU chips of a host")
+
+
+def test_how_many_auto_is_is_said(child_env):
+    number, why = num_processes({**child_env, "JAX_PLATFORMS": "cpu"})
+    ended = shoal("run", "-n", "auto", "--devices", "1", "train.py", env=child_env)
+    assert ended.returncode == 0
+    assert ended.stdout.count("trained") == number
+    assert re.match(rf"shoal run: -n auto: {number} process(es)?, {why}\n", ended.stderr)

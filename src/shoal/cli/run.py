@@ -17,7 +17,7 @@ from shoal import settings
 from shoal.errors import InitializeError, UsageError, nearest, raise_all
 from shoal.launch.order import NUM_PORTS, NodesOrder, Restarts
 from shoal.paths import dangling_link, local_path
-from shoal.runtime.system.local_devices import overruled
+from shoal.runtime.system.local_devices import num_processes, overruled
 from shoal.runtime.wire.frames import address_text, split_address
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ _Processes = Annotated[
     str,
     typer.Option(
         *("-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node"),
-        metavar="N",
-        help="Number of processes on this host.",
+        metavar="N|auto",
+        help="Number of processes on this host. auto: one for each GPU, or for each core.",
     ),
 ]
 _Devices = Annotated[
@@ -273,10 +273,13 @@ def check(request: RunRequest) -> _Checked:
       UsageError: an argument is wrong; all problems at once.
     """
     problems: list[str] = []
-    processes = _count("-n", request.processes, problems)
     devices = None
     if request.devices is not None:
         devices = _count("--devices", request.devices, problems)
+    if request.processes == "auto":
+        processes: int | None = _num_processes(request)[0]
+    else:
+        processes = _count("-n", request.processes, problems, instead=", or auto")
     nodes = check_nodes(request.nodes, problems)
     is_alone = request.nodes.nodes in (None, "1")
     indices = _indices(request.only, processes if is_alone else None, problems)
@@ -297,6 +300,12 @@ def check(request: RunRequest) -> _Checked:
     is_shown = is_alone or request.only
     shown = indices if is_shown else None
     return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s)
+
+
+def _num_processes(request: RunRequest) -> tuple[int, str]:
+    """Return how many processes `-n auto` means, and the reason."""
+    forced = {} if request.devices is None else {"JAX_PLATFORMS": "cpu"}
+    return num_processes({**os.environ, **forced})
 
 
 def _time(request: RunRequest, problems: list[str]) -> float | None:
@@ -356,6 +365,10 @@ def _launch(request: RunRequest) -> int:
     if checked.devices is not None:
         warning = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {warning}\n" if warning else "", end="", file=sys.stderr)
+    if request.processes == "auto":
+        count, why = _num_processes(request)
+        said = "1 process" if count == 1 else f"{count} processes"
+        print(f"shoal run: -n auto: {said}, {why}", file=sys.stderr)
     if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
     node = checked.nodes.node if checked.nodes else None
@@ -398,10 +411,12 @@ def _wrong_log_dir(folder: str) -> list[str]:
     return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
-def _count(option: str, value: str, problems: list[str], least: int = 1) -> int | None:
+def _count(
+    option: str, value: str, problems: list[str], least: int = 1, instead: str = ""
+) -> int | None:
     if value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS and int(value) >= least:
         return int(value)
-    problems.append(f"{option} {value} must be a whole number, at least {least}")
+    problems.append(f"{option} {value} must be a whole number, at least {least}{instead}")
     return None
 
 
@@ -508,7 +523,7 @@ def _wrong_module(name: str) -> list[str]:
     return [f"there is no module {top!r}{script}"]
 
 
-# ---- The options of `shoal run` for several hosts, and the torchrun options that it refuses.
+# ---- The options of `shoal run` for several hosts, and those of other launchers that it refuses.
 
 
 MOST_DIGITS = 9  # of any number of nodes, or port
@@ -567,6 +582,23 @@ _INSTEAD: Mapping[str, str] = {
     "--local-addr": "leave it out: pass --coordinator a name that all hosts resolve",
     "--logs-specs": "pass --log-dir DIR",
 }
+# Options of mpirun and srun: whose it is, and what to write instead.
+_OF_OTHERS: Mapping[str, tuple[str, str]] = {
+    "--hostfile": (
+        "mpirun",
+        "run the command on each host, with --nnodes N --node-rank K --coordinator HOST:PORT",
+    ),
+    "--bind-to": (
+        "mpirun",
+        "leave it out: the system schedules the processes; to bind them, pass --no-python and a "
+        "script that calls taskset or numactl",
+    ),
+    "-x": (
+        "mpirun",
+        "leave it out: the processes get all variables; to set one, write NAME=VALUE shoal run …",
+    ),
+    "--ntasks": ("srun", "pass -n N, the number of processes on this host"),
+}
 _INSTEAD_OF_FLAGS: Mapping[str, str] = {
     "--standalone": "leave it out: without --nnodes all processes run on this host",
     "--run-path": "pass the script itself",
@@ -574,20 +606,24 @@ _INSTEAD_OF_FLAGS: Mapping[str, str] = {
 
 
 def _refuse(value: str | bool | None) -> None:
-    """Refuse an option of torchrun; the error says what to write instead."""
+    """Refuse an option of another launcher; the error says what to write instead."""
     if not value:
         return
-    table = {**_INSTEAD, **_INSTEAD_OF_FLAGS}
+    of_torchrun = {**_INSTEAD, **_INSTEAD_OF_FLAGS}
+    table = {**{name: ("torchrun", words) for name, words in of_torchrun.items()}, **_OF_OTHERS}
     typed = [word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]]
-    name = next((word for word in typed if word in table), "")
-    advice = table.get(name, "see shoal run --help")
-    raise UsageError(f"run: {name or 'this option'} of torchrun is not an option here: {advice}")
+    typed = [f"-{word}" if f"-{word}" in _OF_OTHERS else word for word in typed]  # mpirun's
+    name = next((word for word in typed if word in table), "this option")
+    whose, advice = table.get(name, ("another launcher", "see shoal run --help"))
+    raise UsageError(f"run: {name} of {whose} is not an option here: {advice}")
 
 
 Refused = Annotated[
     str | None,
     typer.Option(
         *(spelling for name in _INSTEAD for spelling in dict.fromkeys(_both(name))),
+        *_OF_OTHERS,
+        *("-hostfile", "-bind-to"),
         hidden=True,
         callback=_refuse,
     ),
