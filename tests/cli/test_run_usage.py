@@ -60,9 +60,9 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None)
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None, None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}), None, None, None)
+    assert checked == (4, 2, frozenset({0, 3}), None, None, None, None)
     for program in ("launch", "application", "run.sh"):
         check(RunRequest((program,)))
     check(RunRequest(("ls", "-l"), no_python=True))
@@ -118,6 +118,18 @@ def test_who_is_not_there_cannot_be_shown(only):
     words = refusal("train.py", processes="4", only=only)
     assert "--only 4: the ranks of -n 4 are 0 to 3" in words
     assert ("--only 5" in words) == ("5" in only)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        ("4", "--stdin 4: the ranks of -n 4 are 0 to 3"),
+        ("0,1", "--stdin '0,1': one process only can read it"),
+        ("-", "--stdin '-': '-' is not a rank"),
+    ],
+)
+def test_one_process_at_most_reads_standard_input(stdin, words):
+    assert words in refusal("train.py", processes="4", stdin=stdin)
 
 
 @pytest.mark.parametrize("count", ["two", "1.5", "", "²"])

@@ -97,7 +97,8 @@ Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
          (SHOAL_LEAVE_S) if they took it as a notice (shoal.preempted).
          Signals that are ignored at the start stay ignored: SIGHUP after nohup,
          and SIGINT in a script that starts it with &, which prints a line.
-Input:   with -n 1 the program reads your stdin; with more, /dev/null.
+Input:   with -n 1 the program reads your stdin; with more, /dev/null. --stdin 1
+         gives it to process 1, for a debugger or a file (docs/starting.md).
 Exit code:
   0      all processes ended with 0
   n      the code of the process that failed first; 128 + n for signal n
@@ -137,6 +138,7 @@ class RunRequest(NamedTuple):
     restart_preempted: bool = False
     stalled_after: str | None = None
     no_python: bool = False
+    stdin: str | None = None
 
 
 class _Checked(NamedTuple):
@@ -148,6 +150,7 @@ class _Checked(NamedTuple):
     nodes: NodesOrder | None = None
     restarts: Restarts | None = None
     stalled_after_s: float | None = None
+    stdin: int | None = None  # the process that reads it; None: not given
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -180,6 +183,14 @@ _NoPython = Annotated[
 _Only = Annotated[
     str | None,
     typer.Option(metavar="I,J…", help="Show the output of these ranks only; all are logged."),
+]
+_Stdin = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RANK",
+        help="The one process that reads standard input, and where breakpoint() stops; default: "
+        "with -n 1 that, otherwise none.",
+    ),
 ]
 _Prefix = Annotated[
     bool,
@@ -230,6 +241,7 @@ def run(
     module: _Module = False,
     no_python: _NoPython = False,
     only: _Only = None,
+    stdin: _Stdin = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
     max_restarts: _MaxRestarts = None,
@@ -253,6 +265,7 @@ def run(
         restart_preempted=restart_preempted,
         stalled_after=stalled_after,
         no_python=no_python,
+        stdin=stdin,
     )
     raise typer.Exit(_launch(request))
 
@@ -282,7 +295,11 @@ def check(request: RunRequest) -> _Checked:
         processes = _count("-n", request.processes, problems, instead=", or auto")
     nodes = check_nodes(request.nodes, problems)
     is_alone = request.nodes.nodes in (None, "1")
-    indices = _indices(request.only, processes if is_alone else None, problems)
+    ranks = processes if is_alone else None
+    indices = _indices("--only", request.only, ranks, problems)
+    readers = _indices("--stdin", request.stdin, ranks, problems)
+    if request.stdin is not None and len(readers) > 1:
+        problems.append(f"--stdin {request.stdin!r}: one process only can read it")
     restarts, stalled_after_s = _restarts(request, problems), _time(request, problems)
     if not request.program:
         problems.append("no program: pass a script, or -m and a module (shoal run --help)")
@@ -299,7 +316,8 @@ def check(request: RunRequest) -> _Checked:
     raise_all("run", problems)
     is_shown = is_alone or request.only
     shown = indices if is_shown else None
-    return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s)
+    stdin = None if request.stdin is None else min(readers)
+    return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s, stdin)
 
 
 def _num_processes(request: RunRequest) -> tuple[int, str]:
@@ -397,6 +415,7 @@ def _launch(request: RunRequest) -> int:
             checked.restarts,
             math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
             is_python=is_python,
+            stdin=checked.stdin,
         )
         return run_in_supervisor(Attempts(order, _crew_of).run)
 
@@ -420,19 +439,23 @@ def _count(
     return None
 
 
-def _indices(only: str | None, processes: int | None, problems: list[str]) -> frozenset[int]:
-    """Return the ranks whose output is shown."""
-    if only is None:
+def _indices(
+    option: str, given: str | None, processes: int | None, problems: list[str]
+) -> frozenset[int]:
+    """Return the ranks of an option; by default all."""
+    if given is None:
         return frozenset(range(processes or 0))
-    shown = set()
-    for part in (part.strip() for part in only.split(",")):
+    ranks = set()
+    for part in (part.strip() for part in given.split(",")):
         if not (part.isascii() and part.isdigit()):
-            problems.append(f"--only {only!r}: {part!r} is not a rank; pass ranks, as in 0,3")
+            problems.append(f"{option} {given!r}: {part!r} is not a rank; pass ranks, as in 0,3")
         elif processes is not None and int(part) >= processes:
-            problems.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
+            problems.append(
+                f"{option} {part}: the ranks of -n {processes} are 0 to {processes - 1}"
+            )
         else:
-            shown.add(int(part))
-    return frozenset(shown)
+            ranks.add(int(part))
+    return frozenset(ranks)
 
 
 def _wrong_script(script: str) -> list[str]:

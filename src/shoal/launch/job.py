@@ -18,7 +18,7 @@ from collections.abc import Callable
 from shoal.launch import child
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
-from shoal.launch.environment import JobStart, variables
+from shoal.launch.environment import JobStart, has_input, variables
 from shoal.launch.log_dir import (
     JOB_FILE,
     remove_failure,
@@ -206,10 +206,10 @@ class Job:
                 process=index,
                 start=start,
                 devices=order.devices,
+                stdin=order.stdin,
                 progress_file=progress,
                 record_file=record,
             )
-            is_alone = start.total == 1
             self._processes.start(
                 [*by_python, *order.command],
                 env,
@@ -217,7 +217,7 @@ class Job:
                 shown,
                 log,
                 record=record,
-                stdin=is_alone,
+                stdin=has_input(index, start, order.stdin),
                 is_python=order.is_python,
             )
 

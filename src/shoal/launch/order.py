@@ -63,6 +63,7 @@ class JobOrder(NamedTuple):
     nodes: NodesOrder | None = None  # None: a job on this host alone
     restarts: Restarts | None = None  # None: one attempt
     between_s: float = math.inf  # like aftermath_s, if a new attempt follows and none saves
+    stdin: int | None = None  # the process that reads standard input; None: the only one
     is_python: bool = True  # False: `command` is a program with its arguments
 
     def next(self, *, is_announced: bool) -> JobOrder:

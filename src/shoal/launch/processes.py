@@ -32,10 +32,11 @@ class ChildProcess:
         log: Log,
         record: str,
         *,
+        stdin: bool = True,
         is_python: bool = True,
     ) -> None:
         self.index, self.popen, self.log = index, popen, log
-        self._is_python = is_python
+        self._stdin, self._is_python = stdin, is_python
         self._record_file = record
         self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
@@ -70,6 +71,7 @@ class ChildProcess:
             crashed_at=take_fault(self._record_file),
             asked_s=self.asked_s,
             is_python=self._is_python,
+            has_input=self._stdin,
         )
 
     def _failed_s(self, record: LastRecord | None) -> float | None:
@@ -140,7 +142,7 @@ class Processes:
         )
         words, errors = (LineStream(display, log) for display in shown)
         index = self.first + len(self.all)
-        self.all.append(ChildProcess(index, popen, log, record, is_python=is_python))
+        self.all.append(ChildProcess(index, popen, log, record, stdin=stdin, is_python=is_python))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 
