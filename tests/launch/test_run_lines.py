@@ -21,6 +21,7 @@ from shoal.launch.output import (
     paint_prefixes,
 )
 from shoal.runtime.failures.last_record import BEGIN, END
+from terminals import screen
 
 # What matters to the cutting of lines, and characters of one to four bytes.
 BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", "€".encode()])).map(
@@ -131,28 +132,86 @@ def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
     assert log.data == b"a 1\nxax x1x\nbb"
 
 
-def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
-    first, second = (stream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+def test_a_terminal_has_a_row_for_each_bar_below_what_is_written(terminal):
+    terminal.bars.share_terminal(24)
+    first, second, third = (
+        stream(terminal, b"p%d| " % number, Memory()) for number in range(3)
+    )  # fmt: skip
     first.feed(b"\r10%", 1.0)
     assert first.due_s == pytest.approx(1.1)
-    first.show_unfinished()
-    first.feed(b"\r20%", 2.0)
-    first.show_unfinished()
-    assert bytes(terminal.waiting) == b"p0| 10%\rp0| 20%\x1b[K"
-    second.feed(b"a line\n", 3.0)
-    first.feed(b"\r30%\n", 4.0)
-    assert bytes(terminal.waiting).endswith(b"\x1b[K\np1| a line\np0| 30%\n")
+    for one, percent in ((first, 10), (second, 10), (first, 20), (second, 30), (first, 40)):
+        one.feed(b"\r%d%%" % percent, 1.0)
+        one.show_unfinished()
+    assert screen(terminal.waiting) == ["p0| 40%", "p1| 30%"]
+    third.feed(b"a line\nand one\n", 3.0)
+    assert screen(terminal.waiting) == ["p2| a line", "p2| and one"]
+    terminal.bars.draw()
+    assert screen(terminal.waiting) == ["p2| a line", "p2| and one", "p0| 40%", "p1| 30%"]
+    first.feed(b"\r100%\n", 4.0)
+    terminal.bars.draw()
+    assert screen(terminal.waiting) == ["p2| a line", "p2| and one", "p0| 100%", "p1| 30%"]
+    second.feed(b"\r      \rdone\n", 5.0)
+    terminal.bars.draw()
+    assert screen(terminal.waiting)[2:] == ["p0| 100%", "p1| done"]
+
+
+def test_a_bar_wider_than_the_terminal_has_one_row(terminal):
+    terminal.bars.share_terminal(24)
+    bars = [stream(terminal, b"p%d| " % number, Memory()) for number in range(2)]
+    for percent in range(3):
+        for one in bars:
+            one.feed(b"\r%d%% " % percent + b"x" * 200, 1.0)
+            one.show_unfinished()
+    assert screen(terminal.waiting, columns=40) == [
+        "p0| 2% " + "x" * 33,
+        "p1| 2% " + "x" * 33,
+    ]
+
+
+@pytest.mark.parametrize(("lines", "rows"), [(None, 1), (0, 1), (6, 3), (200, 16)])
+def test_bars_for_which_there_is_no_room_are_shown_at_their_end(terminal, lines, rows):
+    """`lines` of the terminal; None: another program may write there, such as tee."""
+    if lines is not None:
+        terminal.bars.share_terminal(lines)
+    bars = [stream(terminal, b"p%d| " % number, Memory()) for number in range(20)]
+    for one in bars:
+        one.feed(b"\r10%", 1.0)
+        one.show_unfinished()
+    assert screen(terminal.waiting) == [f"p{number}| 10%" for number in range(rows)]
+    for one in bars:
+        one.feed(b"\r100%", 1.0)
+        one.close()
+    assert screen(terminal.waiting) == [f"p{number}| 100%" for number in range(20)]
+
+
+def test_a_prompt_and_a_bar_do_not_overwrite_each_other(terminal):
+    first, second = (stream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    for one, data in ((first, b"\r10%"), (second, b"name? "), (first, b"\r20%")):
+        one.feed(data, 1.0)
+        one.show_unfinished()
+    assert screen(terminal.waiting) == ["p1| name?", "p0| 20%"]
+    second.feed(b"\n", 2.0)
+    first.feed(b"\n", 2.0)
+    assert screen(terminal.waiting) == ["p1| name?", "p0| 20%"]
+
+
+def test_a_line_that_becomes_a_bar_is_redrawn(terminal):
+    one = stream(terminal, b"p0| ", Memory())
+    for data in (b"loading", b"\r10%", b"\r20%", b"\n"):
+        one.feed(data, 1.0)
+        one.show_unfinished()
+    assert screen(terminal.waiting) == ["p0| 20%"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
     first, second = (stream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
-    first.feed(b"\r100%", 1.0)
+    first.feed(b"loading", 1.0)
     first.show_unfinished()
     second.feed(b"done\n", 2.0)
     first.feed(end, 3.0)
     first.close()
-    assert bytes(terminal.waiting) == b"p0| 100%\np1| done\n"
+    assert bytes(terminal.waiting) == b"p0| loading\np1| done\n"
 
 
 def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):

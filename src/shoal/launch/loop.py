@@ -105,6 +105,8 @@ class Loop:
     def turn(self, until_s: float) -> None:
         """Wait for events, at most until `until_s`, and handle them."""
         for outlet in self.outlets:
+            if outlet.bars is not None:
+                outlet.bars.draw()
             self._register(outlet)
         self._pause(self._blocked())
         # A stream that is not read is not known to pause.
@@ -293,7 +295,11 @@ def _open_outlets() -> tuple[Outlet, Outlet]:
     """Return the outlets of stdout and stderr; one and the same if both are one terminal, file or
     pipe."""
     out, err = Outlet(1, os.environ), Outlet(2, os.environ)
-    return out, out if _are_one() else err
+    if not _are_one():
+        return out, err
+    if out.bars is not None:
+        out.bars.share_terminal(os.get_terminal_size(out.fd).lines)
+    return out, out
 
 
 def _are_one() -> bool:

@@ -35,6 +35,7 @@ _MARK = re.compile(re.escape(BEGIN) + b"|" + re.escape(END))
 _ESCAPE, _MARK_BYTES = BEGIN[:1], max(len(BEGIN), len(END))
 _RESET = b"\x1b[0m"
 _CLEAR_REST = b"\x1b[K"
+_MOST_BARS = 16
 
 
 def paint_prefixes(num_processes: int, *, colour: bool, shown: bool = True) -> list[bytes]:
@@ -57,6 +58,7 @@ class Outlet:
         self.fd = fd
         self.terminal = os.isatty(fd)
         self.colour = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+        self.bars = Bars(self) if self.terminal else None
         self.waiting = bytearray()
         self.open_by: Display | None = None  # the stream whose unfinished line was written last
         self.held_by: WholeLines | None = None  # the stream that passes on a line in pieces
@@ -69,7 +71,9 @@ class Outlet:
             self.waiting += data
 
     def end_line(self) -> None:
-        """End an unfinished line, of any stream."""
+        """End an unfinished line, of any stream, and make room above the progress bars."""
+        if self.bars is not None:
+            self.bars.erase()
         if self.open_by is not None:
             self.put(b"\n")
             self.open_by = None
@@ -87,6 +91,67 @@ class Outlet:
             self.waiting.clear()
         else:
             del self.waiting[:written]
+
+
+class Bars:
+    """The progress bars at the bottom of a terminal: a row for each stream that has one.
+
+    Lines are written above them. The cursor is in the last row.
+    """
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self._rows: dict[Display, bytes] = {}
+        self._are_drawn = False  # then no unfinished line is there
+        self._most = 1  # rows
+
+    def share_terminal(self, lines: int) -> None:
+        """Allow several rows, on a terminal of so many lines to which nothing else writes."""
+        self._most = min(max(lines // 2, 1), _MOST_BARS)
+
+    def show(self, one: Display, row: bytes) -> bool:
+        """Draw the row of a stream in place; return whether there is room for it."""
+        if one not in self._rows and len(self._rows) >= self._most:
+            return False
+        if self._outlet.open_by is one:  # it was not known as a bar
+            self._outlet.put(b"\r" + _CLEAR_REST)
+            self._outlet.open_by = None
+        if one not in self._rows or self._outlet.open_by is not None:
+            self._outlet.end_line()
+        self._rows[one] = row
+        if self._are_drawn:
+            below = len(self._rows) - 1 - [*self._rows].index(one)
+            self._outlet.put(_moved(below, b"A") + _drawn(row) + _moved(below, b"B"))
+        self.draw()
+        return True
+
+    def remove(self, one: Display) -> None:
+        """Remove the row of a stream, if it has one."""
+        if one in self._rows:
+            self.erase()
+            del self._rows[one]
+
+    def erase(self) -> None:
+        """Erase all rows, until `draw`."""
+        if self._are_drawn:
+            self._outlet.put(_moved(len(self._rows) - 1, b"A") + b"\r\x1b[J")
+            self._are_drawn = False
+
+    def draw(self) -> None:
+        """Draw all rows again, unless an unfinished line is there."""
+        if self._rows and not self._are_drawn and self._outlet.open_by is None:
+            self._outlet.put(b"\n".join(map(_drawn, self._rows.values())))
+            self._are_drawn = True
+
+
+def _moved(rows: int, way: bytes) -> bytes:
+    """Return what moves the cursor, A: up, B: down."""
+    return b"\x1b[%d%b" % (rows, way) if rows else b""
+
+
+def _drawn(row: bytes) -> bytes:
+    """Return what draws a row in place; the terminal cuts what is wider than it is."""
+    return b"\r\x1b[?7l" + row + _RESET + _CLEAR_REST + b"\x1b[?7h"
 
 
 class Log:
@@ -329,8 +394,8 @@ class WholeLines:
 class Lines:
     """Shows one stream line by line, with a prefix or on a terminal.
 
-    A carriage return goes back to the start of its line: of `10%\\r20%\\r` only `20%` is shown. On
-    a terminal it is redrawn in place, until another stream writes.
+    A carriage return goes back to the start of its line: of `10%\\r20%\\r` only `20%` is shown. A
+    line with one is a progress bar: on a terminal it is redrawn in place, below what is written.
     """
 
     holds = False
@@ -368,10 +433,13 @@ class Lines:
 
     def pause(self) -> None:
         """Show the unfinished line; in a file, only a progress bar."""
-        text = _visible(self._rest)
+        text, bars = _visible(self._rest), self._outlet.bars
         if not text or text == self._shown:
             return
-        if self._outlet.terminal:
+        if self._redraws and bars is not None:
+            if not bars.show(self, self._prefix + text):
+                return
+        elif bars is not None:
             self._draw(text)
             self._outlet.open_by = self
         elif self._redraws:
@@ -388,7 +456,10 @@ class Lines:
         outlet, text = self._outlet, _visible(line)
         if is_notice(text) and not self._shown:
             return
-        if self._shown and text == self._shown and outlet.open_by is not self:
+        bars = outlet.bars if self._redraws else None
+        if bars is not None:
+            bars.remove(self)
+        if self._shown and text == self._shown and outlet.open_by is not self and not bars:
             pass  # it is shown already, as a line: in a file, or since another stream wrote
         elif outlet.terminal:
             self._draw(text)
