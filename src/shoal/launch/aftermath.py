@@ -346,6 +346,8 @@ def _by_itself(ending: Ending) -> Cause:
         words += "initialize(hooks=False) without shutdown()."
     elif ending.code == REQUEUE:
         words = _REQUEUED
+    elif not ending.is_python:
+        return cause
     return dataclasses.replace(cause, words=(words,))
 
 

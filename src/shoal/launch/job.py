@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from shoal.launch import child
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
-from shoal.launch.environment import JobStart, variables
+from shoal.launch.environment import JobStart, has_input, variables
 from shoal.launch.log_dir import (
     JOB_FILE,
     remove_failure,
@@ -27,7 +28,7 @@ from shoal.launch.log_dir import (
 )
 from shoal.launch.loop import Console, ReportFiles
 from shoal.launch.order import JobOrder
-from shoal.launch.output import Log, paint_prefixes
+from shoal.launch.output import Log, display_of, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
@@ -106,7 +107,7 @@ class Job:
             end = self._end_of_host()
             if self._crew.services:
                 self._crew.services.close()
-            self._watch(lambda: self._loop.has_input, time.monotonic() + _DRAIN_S)
+            self._drain()
             self._loop.silence()
             conclusion = self._conclude(end)
             self._flush()
@@ -187,6 +188,7 @@ class Job:
         os.makedirs(self._log_dir, exist_ok=True)
         if not start.attempt:
             remove_failure(order.log_dir)
+        by_python = [sys.executable, child.__file__] if order.is_python else []
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
             progress, record = self._progress_file(index), self._record_file(index)
@@ -196,7 +198,7 @@ class Job:
                     os.unlink(path)
             is_shown = order.shown is None or index in order.shown
             shown = [
-                (outlet if is_shown else None, prefixes[index])
+                display_of(outlet, prefixes[index], is_alone=start.total == 1) if is_shown else None
                 for outlet, prefixes in zip(outlets, painted, strict=True)
             ]
             env = variables(
@@ -204,12 +206,19 @@ class Job:
                 process=index,
                 start=start,
                 devices=order.devices,
+                stdin=order.stdin,
                 progress_file=progress,
                 record_file=record,
             )
-            is_alone = start.total == 1
             self._processes.start(
-                order.command, env, self._loop, shown, log, record=record, stdin=is_alone
+                [*by_python, *order.command],
+                env,
+                self._loop,
+                shown,
+                log,
+                record=record,
+                stdin=has_input(index, start, order.stdin),
+                is_python=order.is_python,
             )
 
     def _progress_file(self, process: int) -> str:
@@ -547,11 +556,22 @@ class Job:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._outliving = None
 
+    def _drain(self) -> None:
+        """Read the last output; while its reader is slow, it has time."""
+        until_s = time.monotonic() + _DRAIN_S
+
+        def is_draining() -> bool:
+            nonlocal until_s
+            now_s = time.monotonic()
+            if self._loop.is_full and not self._interrupted:
+                until_s = now_s + _DRAIN_S
+            return self._loop.has_input and now_s < until_s
+
+        self._watch(is_draining, poll_s=_DRAIN_S)
+
     def _flush(self) -> None:
         """Wait until the output is written; a slow reader has time, a signal ends the wait."""
         self._without_deadlines()
-        for outlet in self._loop.outlets:
-            outlet.end_line()
 
         def is_parting() -> bool:
             return bool(self._loop.writes) or self._crew.is_waiting

@@ -90,6 +90,8 @@ class Ending(NamedTuple):
     crashed_at: tuple[StackFrame, ...] = ()  # the program's lines when a fault of its own ended it
     asked_s: float = math.inf  # when the launcher passed on a SIGTERM, as a request to end
     left: Gone | None = None  # the meeting place's report that it left the job in order
+    has_input: bool = True  # standard input; else /dev/null
+    is_python: bool = True  # started by this launcher's Python, which records how it ends
 
     @property
     def is_oom(self) -> bool:

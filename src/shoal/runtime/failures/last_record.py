@@ -170,8 +170,15 @@ class Taken(NamedTuple):
     threads: tuple[LastRecord, ...] = ()  # of threads that exceptions have ended
 
 
-def take(path: str, pid: int) -> Taken:
-    """Return the records of a process, and remove the file."""
+def claim() -> None:
+    """Let this process record how it ends, if a command that `shoal run` has started started it."""
+    path = settings.text(VARIABLE)
+    if os.path.isabs(path):  # else with the pid of a process, whose children record nothing
+        os.environ[VARIABLE] = f"{os.getpid()}:{path}"
+
+
+def take(path: str, pid: int | None) -> Taken:
+    """Return the records of a process (None: of any), and remove the file."""
     found, threads = None, []
     with contextlib.suppress(OSError):
         with open(open_no_link(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -180,9 +187,11 @@ def take(path: str, pid: int) -> Taken:
         for line in lines:
             with contextlib.suppress(*UNREADABLE):
                 one = of_json(LastRecord, json.loads(line))
-                if one.pid == pid and one.cause.thread:
+                if pid not in (None, one.pid):
+                    continue
+                if one.cause.thread:
                     threads.append(one)
-                elif one.pid == pid:
+                else:
                     found = one
     return Taken(found, tuple(threads))
 
