@@ -89,7 +89,8 @@ Restarting after a failure:
   SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
 
 \b
-Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
+Signals: SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2 are passed on, SIGHUP as SIGTERM;
+         a second Ctrl-C kills.
          After SIGTERM the processes have {grace} s to exit (SHOAL_GRACE_S), or {leave} s
          (SHOAL_LEAVE_S) if they took it as a notice (shoal.preempted).
          Signals that are ignored at the start stay ignored: SIGHUP after nohup,

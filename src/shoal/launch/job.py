@@ -58,6 +58,8 @@ _SAVE_POLL_S = 0.05
 _SERVICES_POLL_S = 0.25
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
+_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # which sends them to grandchildren too
+_SAME_S = 1.0  # a signal to all processes of the job reaches both of the launcher's within this
 
 
 class _LauncherDiedError(Exception):
@@ -84,6 +86,7 @@ class Job:
         self._processes = Processes()
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
+        self._heard: dict[int, tuple[bool, float]] = {}  # signals: by the launcher, and when
         self._trouble = ""  # why the job failed, if no process of it was the cause
         self._is_of_services = False  # the trouble
         self._is_service_killed = False  # by a signal from outside, which is the trouble
@@ -99,6 +102,7 @@ class Job:
     def run(self, orders_fd: int) -> Conclusion:
         """Run the job to its end and return how it ended."""
         self._loop.read_orders(orders_fd, self._take_orders)
+        self._loop.read_signals(lambda number: self._hear(number, by_launcher=False))
         try:
             self._start()
             self._watch(lambda: self._processes.alive)
@@ -371,7 +375,17 @@ class Job:
         if not data:
             raise _LauncherDiedError
         for number in data:
-            self._interrupt(signal.Signals(number))
+            self._hear(signal.Signals(number), by_launcher=True)
+
+    def _hear(self, number: signal.Signals, *, by_launcher: bool) -> None:
+        """Take a signal to the launcher, or to this process, which counts as one to the launcher;
+        one to all processes of the job is both."""
+        now_s = time.monotonic()
+        was_by_launcher, at_s = self._heard.pop(number, (by_launcher, -math.inf))
+        if was_by_launcher != by_launcher and now_s - at_s < _SAME_S:
+            return
+        self._heard[number] = by_launcher, now_s
+        self._interrupt(number)
 
     def _interrupt(self, number: signal.Signals) -> None:
         """Pass on a signal to the launcher; a second Ctrl-C kills."""
@@ -404,7 +418,7 @@ class Job:
             self._limit_end()
             self._processes.ask(signal.SIGTERM)
         else:
-            self._end(number if number == signal.SIGINT else signal.SIGTERM)
+            self._end(number if number in _FROM_TERMINAL else signal.SIGTERM)
         if number in _ENDINGS and self._has_time:
             self._kill_at_s = kill_at_s  # said once more
         elif number in _ENDINGS and not self._processes.failed:
@@ -415,11 +429,11 @@ class Job:
     def _end(self, number: signal.Signals) -> None:
         """Ask all living processes to end, and schedule their kill.
 
-        SIGINT goes to grandchildren too, as from a terminal. SIGTERM does not, as with `kill`:
-        helpers that a process needs to save its work (data loaders) stay alive.
+        SIGINT and SIGQUIT go to grandchildren too, as from a terminal. SIGTERM does not, as with
+        `kill`: helpers that a process needs to save its work (data loaders) stay alive.
         """
         self._limit_end()
-        self._processes.end(number, groups=number == signal.SIGINT)
+        self._processes.end(number, groups=number in _FROM_TERMINAL)
 
     def _limit_end(self) -> None:
         """Schedule the kill of processes that are asked to end now."""
