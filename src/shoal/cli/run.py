@@ -178,9 +178,9 @@ _LogDir = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. Older ones are "
-        "replaced, but not those of a running job. Default: a temporary directory, kept and "
-        "named only if the job fails.",
+        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. What an earlier "
+        "job has written there is removed, but not if it still runs. Default: a temporary "
+        "directory, kept and named only if the job fails.",
     ),
 ]
 _MaxRestarts = Annotated[

@@ -20,7 +20,6 @@ from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.environment import JobStart, variables
 from shoal.launch.log_dir import (
     JOB_FILE,
-    remove_failure,
     remove_job_file,
     write_failure,
     write_job_file,
@@ -189,8 +188,6 @@ class Job:
         self._processes.first = start.share.first
         self._log_dir = order.attempt_dir(start.attempt)
         os.makedirs(self._log_dir, exist_ok=True)
-        if not start.attempt:
-            remove_failure(order.log_dir)
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
             progress, record = self._progress_file(index), self._record_file(index)
