@@ -15,6 +15,7 @@ from types import ModuleType, TracebackType
 
 _CLUSTERS = "jax._src.clusters"
 _HIGH = 200  # the lowest descriptor for the file of faults
+_USAGE, _INTERRUPTED = 2, 130  # exit codes
 
 
 class _ClustersHook:
@@ -66,6 +67,11 @@ def run(arguments: list[str]) -> None:
         else:
             _run_script(main, arguments)
     except SystemExit as error:
+        is_of_runpy = arguments[0] == "-m" and _of_program(error.__traceback__) is None
+        if is_of_runpy and record_file[0]:  # no such module, or it cannot be run
+            print(error.code, file=sys.stderr)
+            error.code = _USAGE
+            error.__traceback__ = error.__context__ = None
         _show_to_hooks(error)
         if _pid() == pid:  # no fork that ends here, too
             if error.code:
@@ -198,6 +204,8 @@ def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None
                     shown_by(kind, value, trace)
             else:
                 shown_by(kind, value, trace)
+            if is_recorded and isinstance(value, KeyboardInterrupt):
+                sys.exit(_INTERRUPTED)  # Python's own depends on the imports since
         except BaseException as raised:  # by a hook of the program; Python shows it
             raised.__traceback__ = _of_program(raised.__traceback__) or raised.__traceback__
             raise  # a bare one adds no entry for this frame

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from shoal.launch.aftermath import NOT_RECORDED
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.environment import JobStart, variables
@@ -30,7 +31,7 @@ from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
-from shoal.runtime.failures.facts import Memory
+from shoal.runtime.failures.facts import Cause, Memory
 from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
@@ -544,8 +545,9 @@ class Job:
         are_there = os.path.isdir(self._log_dir)
         if not are_there:
             self._print(f"the directory of the logs was removed while the job ran: {self._log_dir}")
-            causes = (dataclasses.replace(cause, log="") for cause in failure.causes)
-            failure = dataclasses.replace(failure, causes=tuple(causes), logs="")
+            failure = dataclasses.replace(
+                failure, causes=tuple(map(_without_files, failure.causes)), logs=""
+            )
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
         if are_there and (words := write_failure(self._log_dir, failure)):
@@ -570,3 +572,9 @@ class Job:
         self._watch(lambda: is_parting() and not self._interrupted)
         if self._interrupted:
             self._watch(is_parting, time.monotonic() + _TAKE_S)
+
+
+def _without_files(cause: Cause) -> Cause:
+    """Return a cause without what the files of its process would show: they were removed."""
+    words = tuple(line for line in cause.words if line != NOT_RECORDED)
+    return dataclasses.replace(cause, log="", words=words)
