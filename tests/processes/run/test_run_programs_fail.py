@@ -22,10 +22,10 @@ INTERRUPTS = {
 }
 
 
-def run(launch, *words):
+def run(launch, *words, python=(sys.executable,)):
     """Run a command line of `shoal run` in the folder of a launch."""
     launch.popen = subprocess.Popen(
-        [sys.executable, "-m", "shoal", "run", *words],
+        [*python, "-m", "shoal", "run", *words],
         cwd=launch.folder, env=launch.env, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -82,3 +82,43 @@ def test_a_syntax_error_is_shown_with_its_path(launch, program):
     finished = run(launch, "-n", "2", *program.split())
     assert finished.code == 1
     assert '  File "pk/sub/__init__.py", line 2, in <module>\n    def f(:\n' in finished.err
+
+
+# A file beside the script has the name of a module of Python; it notes that it was imported.
+NAMED_ALIKE = """
+import os
+os.write(os.open({seen!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), b"{name} ")
+mine = 1
+"""
+ENDS = {
+    "raise ValueError('boom')": ("ValueError: boom", 1, ""),
+    "import json; raise ValueError(json.mine)": ("ValueError: 1", 1, "json "),
+    "import shoal; raise ValueError(shoal.mine)": ("ValueError: 1", 1, "shoal "),
+    "import sys, token, dataclasses; sys.exit('end')": (": end", 1, "token dataclasses "),
+    "def f(:": ("SyntaxError: invalid syntax", 1, ""),
+    "raise KeyboardInterrupt": ("KeyboardInterrupt", 130, ""),
+    "import queue, threading; threading.current_thread": (
+        "AttributeError: ",
+        1,
+        "queue threading ",
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("program", [["fails.py"], ["-m", "fails"]], ids=["script", "module"])
+def test_a_file_named_like_a_module_of_python_does_not_hide_it_from_the_report(
+    launch, end, program
+):
+    words, code, imported = ENDS[end]
+    seen = launch.folder / "seen"
+    seen.touch()
+    names = {*sys.stdlib_module_names, "shoal"}
+    write(launch, {f"{n}.py": NAMED_ALIKE.format(seen=str(seen), name=n) for n in names})
+    write(launch, {"fails.py": end})
+    # The launcher itself looks for modules where the command `shoal` does.
+    finished = run(launch, *program, python=[sys.executable, "-P"])
+    assert finished.code == code, finished.err
+    assert words in finished.err
+    assert "os._exit" not in finished.err
+    assert seen.read_text() == imported
