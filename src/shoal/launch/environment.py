@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.runtime.startup import inherited
 from shoal.runtime.system import local_devices
 from shoal.runtime.system.child_process import uninspected
 from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
@@ -98,7 +99,8 @@ def variables(
         env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, gpus))  # read by JAX alone, too
     if start.total > 1:  # its standard input is /dev/null
         env = uninspected(env)
-    return env | cpu_threads(chosen_devices(env), outer)
+    env |= cpu_threads(chosen_devices(env), outer)
+    return env | {inherited.VARIABLE: inherited.note_of(env)}
 
 
 def _place(process: int, start: JobStart) -> dict[str, str]:
