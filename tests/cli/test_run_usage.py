@@ -113,6 +113,45 @@ def test_a_module_that_is_not_there_is_refused():
     assert "there is no module 'trian'; did you mean 'train'?" in refusal("trian.x", module=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pkg.trian", "there is no module 'pkg.trian'; did you mean 'pkg.train'?"),
+        ("pkg.deep.trian", "there is no module 'pkg.deep.trian'; did you mean 'pkg.deep.train'?"),
+        ("pkg.train.py", "no module 'pkg.train.py': 'pkg.train' is not a package; leave out .py"),
+        ("pkg.train.more", "there is no module 'pkg.train.more': 'pkg.train' is not a package"),
+        ("pkg", "package 'pkg' holds no __main__.py: pass -m pkg.MODULE"),
+        ("space.deep.trian", "there is no module 'space.deep.trian'; did you mean 'space.deep.tr"),
+        ("space.deep", "package 'space.deep' holds no __main__.py: pass -m space.deep.MODULE"),
+        ("json.toll", "there is no module 'json.toll'; did you mean 'json.tool'?"),
+        ("pkg..train", "there is no module 'pkg.'"),
+        (".train", "there is no module ''"),
+    ],
+)
+def test_a_module_that_a_package_does_not_hold_is_refused(packages, name, words):
+    assert words in refusal(name, module=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["pkg.train", "pkg.deep.train", "space.deep.train", "runs", "sets_path.anything"]
+)
+def test_a_module_is_found_without_running_its_packages(packages, name):
+    check(RunRequest((name,), module=True))
+
+
+@pytest.fixture
+def packages():
+    """Write packages, regular ones whose code must not run, and namespaces."""
+    for file in ("pkg/train.py", "pkg/deep/train.py", "space/deep/train.py", "runs/__main__.py"):
+        path = Path(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for package in ("pkg", "pkg/deep", "runs"):
+        Path(package, "__init__.py").write_text("raise SystemExit('ran')")
+    Path("sets_path").mkdir()
+    Path("sets_path/__init__.py").write_text("__path__ = find()")
+
+
 @pytest.mark.parametrize("only", ["4", "0,4", "4,5"])
 def test_who_is_not_there_cannot_be_shown(only):
     words = refusal("train.py", processes="4", only=only)

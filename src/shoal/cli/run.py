@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -21,6 +21,8 @@ from shoal.runtime.system.local_devices import num_processes, overruled
 from shoal.runtime.wire.frames import address_text, split_address
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from shoal.launch.crew import Crew, Judge
     from shoal.launch.loop import Console
     from shoal.launch.order import JobOrder
@@ -92,7 +94,8 @@ Restarting after a failure:
   SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
 
 \b
-Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
+Signals: SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2 are passed on, and SIGHUP
+         as SIGTERM; a second Ctrl-C kills.
          After SIGTERM the processes have {grace} s to exit (SHOAL_GRACE_S), or {leave} s
          (SHOAL_LEAVE_S) if they took it as a notice (shoal.preempted).
          Signals that are ignored at the start stay ignored: SIGHUP after nohup,
@@ -204,9 +207,9 @@ _LogDir = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. Older ones are "
-        "replaced, but not those of a running job. Default: a temporary directory, kept and "
-        "named only if the job fails.",
+        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. What an earlier "
+        "job has written there is removed, but not if it still runs. Default: a temporary "
+        "directory, kept and named only if the job fails.",
     ),
 ]
 _MaxRestarts = Annotated[
@@ -528,22 +531,68 @@ def _command(request: RunRequest) -> tuple[tuple[str, ...], bool]:
 
 
 def _wrong_module(name: str) -> list[str]:
-    """Return a message if the top-level package of a module cannot be found from here."""
-    import importlib.util
-    import pkgutil
+    """Return a message if a module cannot be found from here; no code of its packages runs."""
+    import pkgutil  # noqa: F401 (now: later a file of this directory could be found instead)
 
-    top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     try:
-        if importlib.util.find_spec(top) is not None:
-            return []
-    except (ImportError, ValueError):
-        pass
+        return _missing_module(name)
     finally:
         del sys.path[0]
-    hint = nearest(top, [found.name for found in pkgutil.iter_modules([os.getcwd()])])
-    script = "; leave out -m for a script" if os.path.isfile(name) else hint
-    return [f"there is no module {top!r}{script}"]
+
+
+def _missing_module(name: str) -> list[str]:
+    package, places, is_certain = "", sys.path, True
+    for part in (*name.split("."), "__main__"):
+        here = f"{package}.{part}" if package else part
+        spec = _spec_of(here, places if package else None) if part else None
+        if spec is None:
+            return [_no_module(name, here, package, places)] if is_certain else []
+        inside = spec.submodule_search_locations
+        if inside is None and len(here) < len(name):
+            advice = "; leave out .py" if name == f"{here}.py" else ""
+            return [f"there is no module {name!r}: {here!r} is not a package{advice}"]
+        if inside is None:
+            break
+        if spec.origin is None:  # a namespace
+            inside = [os.path.join(place, part) for place in places]
+        elif _sets_path(spec.origin):
+            is_certain = False
+        package, places = here, [*inside]
+    return []
+
+
+def _spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    from importlib.machinery import ModuleSpec
+
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, places)
+        except KeyError:  # a namespace, whose package would have to be imported
+            return ModuleSpec(name, None, is_package=True)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _sets_path(file: str) -> bool:
+    """Return whether a package decides itself where its modules are."""
+    try:
+        with open(file, "rb") as stream:
+            return b"__path__" in stream.read()
+    except OSError:
+        return True
+
+
+def _no_module(name: str, missing: str, package: str, places: Sequence[str]) -> str:
+    from pkgutil import iter_modules
+
+    if name and package == name:
+        return f"package {name!r} holds no __main__.py: pass -m {name}.MODULE"
+    if os.path.isfile(name):
+        return f"there is no module {missing!r}; leave out -m for a script"
+    beside = iter_modules(places if package else [os.getcwd()], f"{package}.".lstrip("."))
+    return f"there is no module {missing!r}{nearest(missing, [one.name for one in beside])}"
 
 
 # ---- The options of `shoal run` for several hosts, and those of other launchers that it refuses.

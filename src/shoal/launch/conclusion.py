@@ -27,7 +27,7 @@ from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
 
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to end
+_REQUESTS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)  # to end
 
 
 class Loss(NamedTuple):

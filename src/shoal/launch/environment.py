@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.runtime.startup import inherited
 from shoal.runtime.system import local_devices
 from shoal.runtime.system.child_process import uninspected
 from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
@@ -104,7 +105,8 @@ def variables(
         env = uninspected(env)
     if stdin not in (None, process):  # breakpoint() stops where there is input
         env.setdefault("PYTHONBREAKPOINT", "0")
-    return env | cpu_threads(chosen_devices(env), outer)
+    env |= cpu_threads(chosen_devices(env), outer)
+    return env | {inherited.VARIABLE: inherited.note_of(env)}
 
 
 def has_input(process: int, start: JobStart, stdin: int | None) -> bool:

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 
 from shoal.launch import child
+from shoal.launch.aftermath import NOT_RECORDED
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.environment import JobStart, has_input, variables
 from shoal.launch.log_dir import (
     JOB_FILE,
-    remove_failure,
     remove_job_file,
     write_failure,
     write_job_file,
@@ -32,7 +32,7 @@ from shoal.launch.output import Log, display_of, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
-from shoal.runtime.failures.facts import Memory
+from shoal.runtime.failures.facts import Cause, Memory
 from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
@@ -59,6 +59,8 @@ _SAVE_POLL_S = 0.05
 _SERVICES_POLL_S = 0.25
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
+_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # which sends them to grandchildren too
+_SAME_S = 1.0  # a signal to all processes of the job reaches both of the launcher's within this
 
 
 class _LauncherDiedError(Exception):
@@ -85,6 +87,7 @@ class Job:
         self._processes = Processes()
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
+        self._heard: dict[int, tuple[bool, float]] = {}  # signals: by the launcher, and when
         self._trouble = ""  # why the job failed, if no process of it was the cause
         self._is_of_services = False  # the trouble
         self._is_service_killed = False  # by a signal from outside, which is the trouble
@@ -100,6 +103,7 @@ class Job:
     def run(self, orders_fd: int) -> Conclusion:
         """Run the job to its end and return how it ended."""
         self._loop.read_orders(orders_fd, self._take_orders)
+        self._loop.read_signals(lambda number: self._hear(number, by_launcher=False))
         try:
             self._start()
             self._watch(lambda: self._processes.alive)
@@ -186,8 +190,6 @@ class Job:
         self._processes.first = start.share.first
         self._log_dir = order.attempt_dir(start.attempt)
         os.makedirs(self._log_dir, exist_ok=True)
-        if not start.attempt:
-            remove_failure(order.log_dir)
         by_python = [sys.executable, child.__file__] if order.is_python else []
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
@@ -380,7 +382,17 @@ class Job:
         if not data:
             raise _LauncherDiedError
         for number in data:
-            self._interrupt(signal.Signals(number))
+            self._hear(signal.Signals(number), by_launcher=True)
+
+    def _hear(self, number: signal.Signals, *, by_launcher: bool) -> None:
+        """Take a signal to the launcher, or to this process, which counts as one to the launcher;
+        one to all processes of the job is both."""
+        now_s = time.monotonic()
+        was_by_launcher, at_s = self._heard.pop(number, (by_launcher, -math.inf))
+        if was_by_launcher != by_launcher and now_s - at_s < _SAME_S:
+            return
+        self._heard[number] = by_launcher, now_s
+        self._interrupt(number)
 
     def _interrupt(self, number: signal.Signals) -> None:
         """Pass on a signal to the launcher; a second Ctrl-C kills."""
@@ -413,7 +425,7 @@ class Job:
             self._limit_end()
             self._processes.ask(signal.SIGTERM)
         else:
-            self._end(number if number == signal.SIGINT else signal.SIGTERM)
+            self._end(number if number in _FROM_TERMINAL else signal.SIGTERM)
         if number in _ENDINGS and self._has_time:
             self._kill_at_s = kill_at_s  # said once more
         elif number in _ENDINGS and not self._processes.failed:
@@ -424,11 +436,11 @@ class Job:
     def _end(self, number: signal.Signals) -> None:
         """Ask all living processes to end, and schedule their kill.
 
-        SIGINT goes to grandchildren too, as from a terminal. SIGTERM does not, as with `kill`:
-        helpers that a process needs to save its work (data loaders) stay alive.
+        SIGINT and SIGQUIT go to grandchildren too, as from a terminal. SIGTERM does not, as with
+        `kill`: helpers that a process needs to save its work (data loaders) stay alive.
         """
         self._limit_end()
-        self._processes.end(number, groups=number == signal.SIGINT)
+        self._processes.end(number, groups=number in _FROM_TERMINAL)
 
     def _limit_end(self) -> None:
         """Schedule the kill of processes that are asked to end now."""
@@ -542,8 +554,9 @@ class Job:
         are_there = os.path.isdir(self._log_dir)
         if not are_there:
             self._print(f"the directory of the logs was removed while the job ran: {self._log_dir}")
-            causes = (dataclasses.replace(cause, log="") for cause in failure.causes)
-            failure = dataclasses.replace(failure, causes=tuple(causes), logs="")
+            failure = dataclasses.replace(
+                failure, causes=tuple(map(_without_files, failure.causes)), logs=""
+            )
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
         if are_there and (words := write_failure(self._log_dir, failure)):
@@ -579,3 +592,9 @@ class Job:
         self._watch(lambda: is_parting() and not self._interrupted)
         if self._interrupted:
             self._watch(is_parting, time.monotonic() + _TAKE_S)
+
+
+def _without_files(cause: Cause) -> Cause:
+    """Return a cause without what the files of its process would show: they were removed."""
+    words = tuple(line for line in cause.words if line != NOT_RECORDED)
+    return dataclasses.replace(cause, log="", words=words)

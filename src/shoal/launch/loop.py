@@ -41,7 +41,8 @@ class Loop:
         self._never_paused: set[int] = set()
         self._streams: dict[int, LineStream] = {}
         self._paused: set[int] = set()
-        self._woken_fd = _wake_on_child_exit()
+        self._on_signal: Callable[[signal.Signals], None] = lambda number: None
+        self._woken_fd = _wake_on_signals()
         self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
 
     @property
@@ -77,6 +78,10 @@ class Loop:
             call(data)
 
         self._selector.register(fd, selectors.EVENT_READ, read)
+
+    def read_signals(self, call: Callable[[signal.Signals], None]) -> None:
+        """Call `call` with each signal to this process that has a handler."""
+        self._on_signal = call
 
     def watch(self, fd: int, call: Callable[[], None]) -> None:
         """Call `call` whenever `fd` is readable, until `ignore`. Never paused."""
@@ -168,11 +173,14 @@ class Loop:
             self._selector.unregister(outlet.fd)
 
     def _wake(self) -> None:
-        os.read(self._woken_fd, _READ_BYTES)
+        for number in os.read(self._woken_fd, _READ_BYTES):
+            if number != signal.SIGCHLD:
+                self._on_signal(signal.Signals(number))
 
 
-def _wake_on_child_exit() -> int:
-    """Return a descriptor that becomes readable when a child ends (signal.set_wakeup_fd)."""
+def _wake_on_signals() -> int:
+    """Return a descriptor from which the numbers of signals with a handler are read, and that of
+    SIGCHLD, when a child ends (signal.set_wakeup_fd)."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -216,7 +224,9 @@ class Console:
     def report(self, failure: JobFailure, files: ReportFiles) -> None:
         """Print the report of a failure, in GitHub Actions with an annotation and logs."""
         self.err.end_line()
-        columns = os.get_terminal_size(self.err.fd).columns if self.err.terminal else 80
+        columns = 80
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            columns = os.get_terminal_size(self.err.fd).columns
         style = Style.for_stream(self.err.terminal, columns, os.environ, sys.stderr.encoding)
         lines = report(failure, style, reported_by=files.reported_by)
         if os.environ.get("GITHUB_ACTIONS") == "true":

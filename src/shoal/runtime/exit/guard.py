@@ -203,7 +203,7 @@ class ExitGuard:
                 self._show(kind, error, trace)
             if self._is_owner():
                 self._outlast(None)
-                if isinstance(error, ShoalError):
+                if isinstance(error, ShoalError | KeyboardInterrupt):
                     raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
         self._agent.note_signals(coordinator.process)

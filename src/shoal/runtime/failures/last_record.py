@@ -384,7 +384,7 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         place = StackFrame(
-            file=os.path.basename(error.filename),
+            file=_from_import_root(error.filename),
             line=error.lineno,
             function="<module>",
             source=(error.text or "").strip()[:_SOURCE],
@@ -402,6 +402,13 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
     below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
     chosen, repeats = _unrepeated([entries[i] for i in own])
     return tuple(map(_frame, chosen)), dict(below), repeats
+
+
+def _from_import_root(file: str) -> str:
+    """Return the path of a file from the directory where Python would find it; else its name."""
+    roots = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
+    root = max(filter(file.startswith, roots), key=len, default="")
+    return file.removeprefix(root).replace(os.sep, "/") if root else os.path.basename(file)
 
 
 def _unrepeated(entries: list[TracebackType]) -> tuple[list[TracebackType], int]:
