@@ -228,7 +228,7 @@ class NotCommittedError(CheckpointError, FileNotFoundError):
 
 
 class StepAlreadyCommittedError(CheckpointError, FileExistsError):
-    """A checkpoint exists there, written by the save `attempt`; nothing is ever overwritten."""
+    """A checkpoint exists there, written by the save `attempt`; it was not overwritten."""
 
     def __init__(self, message: str, *, path: str = "", attempt: str = "") -> None:
         super().__init__(message, path=path)

@@ -51,6 +51,7 @@ from shoal.runtime.system.failure_words import listed
 _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 # Of the interpreter; of C++, as printed by absl and the standard library.
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
+NOT_RECORDED = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
@@ -330,7 +331,7 @@ def _by_itself(ending: Ending) -> Cause:
             frames=() if is_outside else ending.crashed_at,
             memory=_memory(ending) if name == "SIGKILL" else None,
         )
-    words = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
+    words = NOT_RECORDED
     if ending.gone is not None and ending.gone.state == "failed":
         reported = as_reported(ending.gone.words)
         return dataclasses.replace(reported, last_output=cause.last_output)
@@ -346,6 +347,8 @@ def _by_itself(ending: Ending) -> Cause:
         words += "initialize(hooks=False) without shutdown()."
     elif ending.code == REQUEUE:
         words = _REQUEUED
+    elif not ending.is_python:
+        return cause
     return dataclasses.replace(cause, words=(words,))
 
 

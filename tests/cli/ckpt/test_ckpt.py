@@ -172,7 +172,7 @@ def test_one_checkpoint_that_is_deleted_meanwhile_is_not_there(run, monkeypatch)
 
     open_checkpoint = opening.open_checkpoint
     monkeypatch.setattr(opening, "open_checkpoint", opened)
-    with pytest.raises(NotCommittedError, match="deleted by now"):
+    with pytest.raises(NotCommittedError, match="deleted or replaced by now"):
         ckpt("verify", run / step_name(10))
 
 

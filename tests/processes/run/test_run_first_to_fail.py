@@ -222,6 +222,8 @@ def test_a_job_that_goes_on_after_a_notice_and_does_its_work_has_ended_well(laun
         (HANDLER.format("signal.SIGTERM"), signal.SIGTERM),
         (HANDLER.format("signal.SIGTERM"), signal.SIGHUP),
         (HANDLER.format("signal.SIGINT"), signal.SIGINT),
+        ("", signal.SIGQUIT),
+        (HANDLER.format("signal.SIGQUIT"), signal.SIGQUIT),
         ("signal.signal(signal.SIGTERM, signal.default_int_handler)", signal.SIGTERM),
     ],
 )

@@ -291,3 +291,18 @@ def test_lines_of_log_are_whole_and_of_process_0_in_a_pipe_and_on_a_terminal(lau
         sorted(line for line in shown if line.startswith(("p0| step", "p0| a", "p0| b"))) == wanted
     )
     assert not any(line.startswith("p1| step") for line in shown)
+
+
+def test_a_later_job_with_fewer_processes_leaves_no_logs_of_an_earlier_one(launch):
+    fails = "import sys; print('Error', flush=True); sys.exit(3)"
+    logs = launch.folder / "logs"
+    before = launch.run("-n", "3", "--max-restarts", "1", "--log-dir", "logs", script=fails)
+    assert before.code == 3
+    (logs / "attempt0" / "notes.txt").write_text("mine")
+    launch.run("-n", "3", "--log-dir", "logs", script=fails)
+    assert (logs / "p0002.log").exists()
+    after = launch.run("--log-dir", "logs", script="print('fine')")
+    assert after.code == 0
+    found = {str(path.relative_to(logs)) for path in logs.rglob("*") if path.is_file()}
+    assert found == {"attempt0/notes.txt", "coordinator.log", "jax_service.log", "p0000.log"}
+    assert (logs / "p0000.log").read_text() == "fine\n"

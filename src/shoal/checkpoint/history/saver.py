@@ -130,6 +130,7 @@ class Saver:
         asynchronous: bool,
         lease_s: float,
         is_continuous: bool,
+        on_commit: Callable[[int], object] | None,
     ) -> None:
         """Prepare; `is_continuous`: `is_free` is called at each step."""
         self._coordinator, self._root, self._keep = coordinator, root, keep
@@ -143,6 +144,8 @@ class Saver:
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
+        self._on_commit = on_commit
+        self._thread_of_on_commit: int | None = None  # while that runs
         self._oldest = 0  # no step below it was there at the last retention
         self._is_unranked = False  # a warning has named a metric that a save lacks
         self._is_of_many = False  # a warning has counted the steps that lack it
@@ -193,6 +196,7 @@ class Saver:
             self._rate = Rate(num_bytes, time.monotonic() - began)
             self.damaged.pop(step, None)  # it is replaced
             self._retain(step, site)
+            self._run_on_commit(step)
 
         from shoal.checkpoint.saving.save import request_of, write_tree
 
@@ -344,6 +348,7 @@ class Saver:
 
         A save that is over is settled, too: whether it is may differ between processes.
         """
+        self.refuse_in_on_commit("a collective call")
         running = self._running
         if running is not None and step in (None, running.step):
             self.settle(timeout_s)
@@ -360,6 +365,8 @@ class Saver:
             return
         if running.saving.is_of_fork_parent:
             return  # what the folder says must do
+        if self._is_in_on_commit:
+            return  # it is committed
         is_main = threading.current_thread() is threading.main_thread()
         with self._shown_to_wait(running) if is_main else contextlib.nullcontext():
             running.saving.wait(keep_error=True)
@@ -465,6 +472,35 @@ class Saver:
         else:
             if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+    def _run_on_commit(self, step: int) -> None:
+        """Call the function of the user's own on the lead; the save has succeeded all the same."""
+        if self._on_commit is None or self._coordinator.process != self._group.lead:
+            return
+        self._thread_of_on_commit = threading.get_ident()
+        try:
+            self._on_commit(step)
+        except Exception as error:  # noqa: BLE001 - of the user's function
+            _LOG.warning("step %d is saved; on_commit raised: %r", step, error, exc_info=True)
+        finally:
+            self._thread_of_on_commit = None
+
+    @property
+    def _is_in_on_commit(self) -> bool:
+        """Whether the user's function makes this call. The save is over only when that returns."""
+        return self._thread_of_on_commit == threading.get_ident()
+
+    def refuse_in_on_commit(self, operation: str) -> None:
+        """Refuse a call that waits for the save, or for other processes, in the user's function.
+
+        Raises:
+          UsageError: it is made there.
+        """
+        if self._is_in_on_commit:
+            raise UsageError(
+                f"{operation} in on_commit=, which process {self._group.lead} calls alone, and for "
+                "which the save waits: of these checkpoints, call pin, info and the listings there"
+            )
 
     def _warn_of_many(self, step: int, count: int) -> None:
         """Warn, once, of many steps that only wait to be ranked."""

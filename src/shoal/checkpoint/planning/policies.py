@@ -30,6 +30,8 @@ __all__ = [
     "EverySteps",
     "Keep",
     "Last",
+    "LastSeconds",
+    "Multiples",
     "Pinned",
     "Saved",
     "doomed",
@@ -133,6 +135,30 @@ class EverySteps(Keep):
 
 @local
 @dataclass(frozen=True)
+class Multiples(Keep):
+    """Keep the steps whose number is a multiple of `n`, step 0 included.
+
+    Local.
+
+    It keeps none of the steps that `every=10` saves, which are 9, 19, 29: keep these by
+    `EverySteps`, or save by `every=lambda step: step % 10 == 0`.
+
+    >>> Multiples(100).kept([Saved(step, 0.0) for step in (0, 50, 99, 100, 300)]) == {0, 100, 300}
+    True
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _count(self)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset(one.step for one in saved if one.step % self.n == 0)
+
+
+@local
+@dataclass(frozen=True)
 class EverySeconds(Keep):
     """Keep the oldest step, and after each kept step the next that began `s` seconds later.
 
@@ -145,13 +171,37 @@ class EverySeconds(Keep):
     s: float
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
-        object.__setattr__(self, "s", seconds("s", self.s, problems, is_finite=True))
-        raise_all("EverySeconds", problems)
+        _seconds(self)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
         return _spread([one.step for one in saved], [one.saved_s for one in saved], self.s)
+
+
+@local
+@dataclass(frozen=True)
+class LastSeconds(Keep):
+    """Keep the newest step, and all steps that began at most `s` seconds before it.
+
+    Local.
+
+    Only stored times are compared: the time that passes while nothing is saved deletes no step. A
+    step with a later time than the newest is kept. The times are those of the clocks of the hosts
+    that saved: `LastSeconds(86400) | Last(2)` keeps two steps also if a clock jumps forward.
+
+    >>> saved = [Saved(step, 600.0 * step) for step in range(13)]
+    >>> sorted(LastSeconds(1800).kept(saved))
+    [9, 10, 11, 12]
+    """
+
+    s: float
+
+    def __post_init__(self) -> None:
+        _seconds(self)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset(one.step for one in saved if saved[-1].saved_s - one.saved_s <= self.s)
 
 
 @local
@@ -351,6 +401,14 @@ def _count(policy: Keep, problems: Sequence[str] = ()) -> None:
     number = count("n", policy.n, found, least=1)  # type: ignore[attr-defined]
     raise_all(type(policy).__name__, found)
     object.__setattr__(policy, "n", number)
+
+
+def _seconds(policy: Keep) -> None:
+    """Check `s` of a policy and make it a Python number."""
+    found: list[str] = []
+    number = seconds("s", policy.s, found, is_finite=True)  # type: ignore[attr-defined]
+    raise_all(type(policy).__name__, found)
+    object.__setattr__(policy, "s", number)
 
 
 # ---- When a history saves: every n steps, every n seconds, whenever it can, or as a function says.

@@ -219,7 +219,7 @@ def verify(
     for one in [] if as_json else results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if one["deleted"]:
-            print(f"{name}: was deleted while it was read")
+            print(f"{name}: was deleted or replaced while it was read")
         elif not one["problems"]:
             rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
             size = f"{in_bytes(one['bytes'])} in {counted(one['files'], 'file')}"
@@ -227,7 +227,8 @@ def verify(
         for problem in one["problems"]:
             print_lines(name, problem)
     if all(one["deleted"] for one in results):
-        raise NotCommittedError(f"{path}: all that was listed is deleted by now", path=path)
+        words = "all that was listed is deleted or replaced by now"
+        raise NotCommittedError(f"{path}: {words}", path=path)
     if code := max(code for _, code in found):
         raise typer.Exit(code)
 

@@ -35,8 +35,9 @@ from shoal.runtime.jax_service.keeper_link import (
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.startup import inherited
 from shoal.runtime.startup.device_start import TIMEOUT_HINT, check_living
-from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.launchers import JobPlace, decide, innermost
 from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.startup.not_joined import claim_index, mark_member
 from shoal.runtime.startup.options import Arguments
@@ -141,6 +142,9 @@ def become_member(
     Raises:
       InitializeError: on every living process, before the deadline.
     """
+    for name in os.environ.keys() - innermost(os.environ).keys():  # of a job around this one
+        del os.environ[name]
+    os.environ[inherited.VARIABLE] = inherited.note_of(os.environ, os.getpid())
     if cluster.num_processes == 1:
         return alone()
     open_standard_streams()
