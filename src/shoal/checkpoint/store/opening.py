@@ -185,8 +185,8 @@ def _what_is_there(store: Store) -> str:
     if link := store.why_absent(at):
         return link
     if steps := store.steps():
-        history = f"a history of {counted(len(steps), 'step')}"
-        return f"is not a checkpoint but {history}; pass the path of one"
+        count = counted(len(steps), "step")
+        return f"is not a checkpoint but a history of {count}; pass the path of one"
     if words := unfinished(store):
         return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"
