@@ -173,6 +173,18 @@ def one_whose_commit_is_cut(path):
     (path / "COMMIT").write_bytes(text[: len(text) // 2])
 
 
+def test_a_step_of_a_history_stays(place, job):
+    def run(coordinator):
+        with Checkpoints(place, coordinator=coordinator) as ckpts:
+            ckpts.save(1, tree(1))
+        save.on(coordinator, ckpts.path_of(1), tree(2), overwrite=True, name="save")
+
+    errors = job(run)
+    assert {type(one) for one in errors} == {UsageError}
+    assert "step of a history" in str(errors[0])
+    assert held(store_at(place, "").step(1)) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

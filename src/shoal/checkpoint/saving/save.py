@@ -91,8 +91,8 @@ def save(
       NotSharedError: on all: processes do not see one another's files.
       UsageError: on the caller: an argument is wrong, or leaves cannot be saved (it names all).
         The others get SaveAbortedError. On all: parts of the named arrays are held only by
-        processes that `processes` does not name, or what `overwrite` would replace is pinned, or
-        a symbolic link; nothing was written.
+        processes that `processes` does not name, or what `overwrite` would replace is pinned, a
+        step of a history, or a symbolic link; nothing was written.
 
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})

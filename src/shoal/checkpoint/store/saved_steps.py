@@ -15,7 +15,7 @@ from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.planning.policies import Keep, Saved, doomed
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.opening import unfinished
-from shoal.checkpoint.store.step_names import COMMIT, check_place
+from shoal.checkpoint.store.step_names import COMMIT, check_place, step_at
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -230,7 +230,7 @@ def make_way(store: Store, *, idle_s: float) -> str:
 
     Raises:
       CorruptCheckpointError, UnsupportedCheckpointError: its COMMIT cannot be read.
-      UsageError: it is pinned, or a link to a checkpoint, which may be a step of a history.
+      UsageError: it is pinned, a step of a history, or a link to a checkpoint, which may be one.
     """
     operation = f"save({store.path!r}, overwrite=True)"
     try:
@@ -241,6 +241,11 @@ def make_way(store: Store, *, idle_s: float) -> str:
     if found is not None and store.is_link:
         raise UsageError(
             f"{operation}: that is a symbolic link to a checkpoint; pass the path of the checkpoint"
+        )
+    if found is not None and step_at(store.path) is not None:
+        raise UsageError(
+            f"{operation}: that is a step of a history, and steps are not overwritten; "
+            "save another step, or delete this one first"
         )
     if found is not None and store.is_pinned:
         detail = "the checkpoint there is pinned: unpin it, or remove its file KEEP"
