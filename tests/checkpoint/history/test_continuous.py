@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from checkpoint.history.test_while_it_saves import Held
 from collectives.thread_jobs import PATIENCE_S, run_all
+from shoal.checkpoint.history import saver
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import _NextSave
 from shoal.errors import DivergenceError, ProcessLostError, SaveAbortedError
@@ -58,7 +60,7 @@ def test_the_next_save_begins_at_the_first_step_that_no_process_has_passed(count
             walk(9)
             return max(sent.values())
 
-        following[processes[0]].agree(largest)
+        following[processes[0]].agree(lambda: walk(9), largest)
         walk(9)
 
     walk(30)
@@ -69,11 +71,44 @@ def test_the_next_save_begins_at_the_first_step_that_no_process_has_passed(count
     assert begun == [max(sent.values()) + 1] * count
 
 
-def test_an_agreement_that_fails_lets_the_next_save_report_it():
+def fails(*_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "arguments", [(fails, lambda reached: reached), (lambda: None, fails)], ids=["end", "next"]
+)
+def test_an_agreement_that_fails_lets_the_next_save_report_it(arguments):
     following = _NextSave()
     with pytest.raises(ZeroDivisionError):
-        following.agree(lambda reached: reached // 0)
+        following.agree(*arguments)
     assert following.is_here()
+
+
+def test_no_step_waits_for_the_function_that_is_called_at_a_commit(tmp_path, monkeypatch):
+    is_over, go, agree = threading.Event(), threading.Event(), saver.agree
+
+    def agreeing(coordinator, *args, **options):
+        if coordinator.process == 1:
+            is_over.set()
+        return agree(coordinator, *args, **options)
+
+    monkeypatch.setattr(saver, "agree", agreeing)
+
+    def run(coordinator):
+        with Checkpoints(
+            tmp_path, every="free", on_commit=lambda *_: go.wait(PATIENCE_S),
+            coordinator=coordinator,
+        ) as ckpts:  # fmt: skip
+            ckpts.save(0, state(0))
+            if coordinator.process == 0:
+                return False
+            assert is_over.wait(PATIENCE_S)
+            chosen = [ckpts.should_save(step) for step in range(1, 50)]
+            go.set()
+            return any(chosen)
+
+    assert run_all(LocalJob(2), run) == [False, False]
 
 
 @pytest.mark.parametrize("count", [1, 2])

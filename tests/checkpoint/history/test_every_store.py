@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import sys
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -180,10 +181,14 @@ def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchr
             raise ValueError("no uplink")
         if step != 4:
             return
-        refused = [ckpts.wait, ckpts.close, lambda: ckpts.save(9, state(9))]
-        if len(ckpts_of) == 1:  # in a job of two it fails for all, as each call that one omits
-            refused += [ckpts.restore, lambda: ckpts.resume(None, dict)]
-        for call in refused:
+        for call in (
+            ckpts.wait,
+            ckpts.close,
+            lambda: ckpts.save(9, state(9)),
+            ckpts.restore,
+            lambda: ckpts.resume(None, dict),
+            lambda: ckpts.delete(step),
+        ):
             with pytest.raises(UsageError, match="in on_commit="):
                 call()
 
@@ -206,6 +211,23 @@ def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchr
     (words,) = [one for one in caplog.records if "on_commit" in one.message]
     assert words.message == "step 3 is saved; on_commit raised: ValueError('no uplink')"
     assert "in on_commit" in words.exc_text, "the user's line"
+
+
+@pytest.mark.parametrize("every", [None, "free"])
+def test_a_function_that_exits_ends_nothing(place, job, every, caplog):
+    """As commands of libraries do, which end by `sys.exit(0)`."""
+
+    def run(coordinator):
+        with Checkpoints(
+            place, every=every, on_commit=lambda *_: sys.exit(0), coordinator=coordinator
+        ) as ckpts:
+            for step in range(3):
+                ckpts.save(step, state(step), force=True)
+        return ckpts.all_steps()
+
+    assert all(found == (0, 1, 2) for found in job(run))
+    words = "is saved; on_commit raised: SystemExit(0)"
+    assert sum(words in one.message for one in caplog.records) == 3
 
 
 def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place, job, monkeypatch):

@@ -59,6 +59,7 @@ _LOG = logging.getLogger("shoal")
 
 
 def _history_of(ckpts: Checkpoints, *_: object, **__: object) -> Coordinator:
+    ckpts._saver.refuse_in_on_commit("a collective call")  # before it counts as one
     return ckpts._coordinator
 
 
@@ -202,9 +203,8 @@ class Checkpoints(ReadOnlyHistory):
         the processes query together at some of the steps. With "free", the processes agree on the
         step of the next save in the background, once a save has ended: the first step that no
         process has reached. A process that reaches a step meanwhile waits. From the agreed step of
-        a pending
-        preemption notice on (`shoal.preempted`) it is True, except for the step that was saved
-        last: also if the loop calls `preempted` after this, in the same step.
+        a pending preemption notice on (`shoal.preempted`) it is True, except for the step that was
+        saved last: also if the loop calls `preempted` after this, in the same step.
         """
         try:
             number = step_number("should_save", step)

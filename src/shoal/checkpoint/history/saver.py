@@ -81,9 +81,9 @@ class _NextSave:
     """The step at which the save after a running one begins: equal on all processes.
 
     Each process counts the steps that it has reached since the running save began; these are equal
-    numbers for equal steps. Once the save is over, its thread sends the count and receives the
-    largest of all processes. The next save begins one step later: no process has passed that one.
-    Meanwhile a process that reaches another step waits, since its count is already sent.
+    numbers for equal steps. Once the save is over on all processes, its thread sends the count and
+    receives the largest of all. The next save begins one step later: no process has passed that
+    one. Meanwhile a process that reaches another step waits, since its count is already sent.
     """
 
     def __init__(self, begins_at: int | None = None) -> None:
@@ -92,17 +92,21 @@ class _NextSave:
         self._begins_at = begins_at  # by that count; None: not agreed
         self._is_agreeing = False
 
-    def agree(self, largest: Callable[[int], int]) -> None:
+    def agree(self, await_all: Callable[[], object], largest: Callable[[int], int]) -> None:
         """Agree on the step, in the thread of the save that is over.
 
+        If an argument raises, the next save begins at the next step of each process, and reports
+        why.
+
         Args:
-          largest: maps this process's count to the largest. If it raises, the next save begins at
-            the next step of each process, and reports why.
+          await_all: waits until it is over on all processes: the first calls `on_commit`, say.
+          largest: maps this process's count to the largest, in one round trip.
         """
-        with self._lock:
-            self._is_agreeing, reached = True, self._reached
         begins_at = 0
         try:
+            await_all()
+            with self._lock:
+                self._is_agreeing, reached = True, self._reached
             begins_at = largest(reached) + 1
         finally:
             with self._lock:
@@ -300,16 +304,18 @@ class Saver:
         if not self._is_continuous:
             return None
 
-        def largest(reached: int) -> int:
-            answers = agree(
-                self._coordinator, Call("save", "save", site, ("the next save",)), b"%d" % reached,
+        def meet(what: str, brought: bytes) -> Mapping[int, bytes]:
+            return agree(
+                self._coordinator, Call("save", "save", site, (what,)), brought,
                 timeout_s=settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S"),
                 group=self._group.named, lane=f"next save {self.called}",
             )  # fmt: skip
-            return max(map(int, answers.values()))
+
+        def largest(reached: int) -> int:
+            return max(map(int, meet("the next save", b"%d" % reached).values()))
 
         try:
-            following.agree(largest)
+            following.agree(lambda: meet("the end of the save", b""), largest)
         except Exception as error:  # noqa: BLE001 - raised by the next save
             return error
         return None
@@ -348,7 +354,6 @@ class Saver:
 
         A save that is over is settled, too: whether it is may differ between processes.
         """
-        self.refuse_in_on_commit("a collective call")
         running = self._running
         if running is not None and step in (None, running.step):
             self.settle(timeout_s)
@@ -480,7 +485,10 @@ class Saver:
         self._thread_of_on_commit = threading.get_ident()
         try:
             self._on_commit(step)
-        except Exception as error:  # noqa: BLE001 - of the user's function
+        except BaseException as error:
+            # In a thread, `sys.exit` is a failure of the function, not the end of the program.
+            if not (self._asynchronous or isinstance(error, Exception)):
+                raise
             _LOG.warning("step %d is saved; on_commit raised: %r", step, error, exc_info=True)
         finally:
             self._thread_of_on_commit = None
