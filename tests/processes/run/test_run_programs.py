@@ -110,3 +110,20 @@ def test_a_script_that_execs_gets_a_notice(launch):
     launch.popen.send_signal(signal.SIGTERM)
     ended = launch.finish()
     assert (ended.code, "preempted" in ended.verdict) == (75, True), ended
+
+
+def test_a_launcher_as_the_command_leaves_nothing_of_the_outer_job(launch):
+    script = """
+        import os, subprocess, sys
+        import shoal
+        shoal.initialize(virtual_devices=1)
+        print("outer", os.environ.get("SHOAL_PROCESS_ID"), flush=True)
+        child = "from shoal.runtime.startup.launchers import numbers_of; import os; "
+        subprocess.run([sys.executable, "-c", child + "print(*numbers_of(os.environ))"])
+        raise ValueError(shoal.process_count())
+    """
+    inner = ("env", "PMI_RANK=0", "PMI_SIZE=1", sys.executable, "script.py")
+    words = ("-n", "2", "--no-prefix", "--no-python", *inner)
+    ended = run(launch, *words, script=script)
+    assert sorted(ended.stdout.splitlines()) == ["0 1", "0 1", "outer None", "outer None"]
+    assert "ValueError: 1" in ended.stderr  # recorded all the same

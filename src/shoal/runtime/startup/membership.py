@@ -127,6 +127,14 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool, has_left: bool = Fals
             )
 
 
+def leave_outer_job() -> None:
+    """Remove the variables of a job around this one, before this process claims its record: then
+    all variables count as its own."""
+    for name in os.environ.keys() - innermost(os.environ).keys():
+        del os.environ[name]
+    os.environ[inherited.VARIABLE] = inherited.note_of(os.environ, os.getpid())
+
+
 def become_member(
     cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int, hooks: bool
 ) -> Coordinator:
@@ -142,9 +150,6 @@ def become_member(
     Raises:
       InitializeError: on every living process, before the deadline.
     """
-    for name in os.environ.keys() - innermost(os.environ).keys():  # of a job around this one
-        del os.environ[name]
-    os.environ[inherited.VARIABLE] = inherited.note_of(os.environ, os.getpid())
     if cluster.num_processes == 1:
         return alone()
     open_standard_streams()
