@@ -109,6 +109,20 @@ def test_a_command_that_cannot_be_started_is_refused(command, options, words):
     assert words in refusal(command, no_python=True, **options)
 
 
+@pytest.mark.parametrize("no_python", [False, True])
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("#! /nowhere/sh -e\n", "'./first.sh' is started by '/nowhere/sh', which is not there"),
+        ("#!/bin/sh\r\n", r"'./first.sh' is started by '/bin/sh\r', which is not there; its lines"),
+    ],
+)
+def test_a_script_whose_first_line_names_no_program_is_refused(no_python, first, words):
+    Path("first.sh").write_bytes(first.encode())
+    Path("first.sh").chmod(0o755)
+    assert words in refusal("./first.sh", no_python=no_python)
+
+
 def test_a_module_that_is_not_there_is_refused():
     assert "there is no module 'trian'; did you mean 'train'?" in refusal("trian.x", module=True)
 

@@ -510,8 +510,10 @@ def _wrong_content(path: str) -> list[str]:
         is_python = _is_python(path)
     except OSError as error:
         return [f"script {path!r} cannot be read: {error.strerror}"]
-    if is_python or os.access(path, os.X_OK):
+    if is_python:
         return []
+    if os.access(path, os.X_OK):
+        return _wrong_first_line(path)
     return [f"{path!r} is neither a Python script nor executable: chmod +x {shlex.quote(path)}"]
 
 
@@ -527,14 +529,28 @@ def _is_python(path: str) -> bool:
 
 def _wrong_command(command: str) -> list[str]:
     """Return a message if a command cannot be found."""
-    if shutil.which(command):
-        return []
+    if path := shutil.which(command):
+        return _wrong_first_line(path)
     here = os.path.join(".", command)
     if os.path.dirname(command):
         return [f"there is no command {command!r}, or it is not executable"]
     if os.access(here, os.X_OK) and os.path.isfile(here):
         return [f"there is no command {command!r} on the PATH; did you mean {here!r}?"]
     return [f"there is no command {command!r} on the PATH"]
+
+
+def _wrong_first_line(path: str) -> list[str]:
+    """Return a message if a script names a program to start it that is not there."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:  # a command that can be executed only
+        return []
+    named = re.match(rb"#![ \t]*([^ \t\n]+)", first)
+    if named is None or os.path.exists(named[1]):
+        return []
+    advice = "; its lines end as in Windows" if named[1].endswith(b"\r") else ""
+    return [f"{path!r} is started by {os.fsdecode(named[1])!r}, which is not there{advice}"]
 
 
 def _command(request: RunRequest) -> tuple[tuple[str, ...], bool]:
