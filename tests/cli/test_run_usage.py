@@ -114,6 +114,7 @@ def test_a_command_that_cannot_be_started_is_refused(command, options, words):
     ("first", "words"),
     [
         ("#! /nowhere/sh -e\n", "'./first.sh' is started by '/nowhere/sh', which is not there"),
+        ("echo it\n", "the first line of './first.sh' must name what starts it, as #!/bin/sh"),
         ("#!/bin/sh\r\n", r"'./first.sh' is started by '/bin/sh\r', which is not there; its lines"),
     ],
 )

@@ -522,6 +522,8 @@ def _is_python(path: str) -> bool:
     with open(path, "rb") as file:
         head = file.read(256)
     shebang = head.partition(b"\n")[0] if head.startswith(b"#!") else b""
+    if path.endswith(".sh") and b"python" not in shebang:
+        return False
     if shebang and b"python" not in shebang and not path.endswith(".py"):
         return False
     return not head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe"))
@@ -540,12 +542,14 @@ def _wrong_command(command: str) -> list[str]:
 
 
 def _wrong_first_line(path: str) -> list[str]:
-    """Return a message if a script names a program to start it that is not there."""
+    """Return a message if a script of a shell names no program that can start it."""
     try:
         with open(path, "rb") as file:
             first = file.readline(256)
     except OSError:  # a command that can be executed only
         return []
+    if path.endswith(".sh") and not first.startswith(b"#!"):
+        return [f"the first line of {path!r} must name what starts it, as #!/bin/sh"]
     named = re.match(rb"#![ \t]*([^ \t\n]+)", first)
     if named is None or os.path.exists(named[1]):
         return []

@@ -104,7 +104,7 @@ def variables(
     if not has_input(process, start, stdin):
         env = uninspected(env)
     if stdin not in (None, process):  # breakpoint() stops where there is input
-        env.setdefault("PYTHONBREAKPOINT", "0")
+        env["PYTHONBREAKPOINT"] = "0"
     env |= cpu_threads(chosen_devices(env), outer)
     return env | {inherited.VARIABLE: inherited.note_of(env)}
 

@@ -36,7 +36,9 @@ BREAKS = """
 """
 
 
-def test_breakpoint_stops_in_the_process_with_input_alone(launch):
+@pytest.mark.parametrize("own", ["", "pdb.set_trace"])
+def test_breakpoint_stops_in_the_process_with_input_alone(launch, own):
+    launch.env |= {"PYTHONBREAKPOINT": own}
     ended = run(launch, "-n", "2", "--stdin", "1", script=BREAKS, given="p answer\nc\n")
     assert (ended.code, ended.err) == (0, "")
     assert "p1| (Pdb) 48" in ended.lines
