@@ -137,7 +137,7 @@ def train(ckpts, data, mesh, say):
         ckpts.save(epoch, state, force=stop)
         if stop:
             source = shoal.preemption.notice().source
-            say(f"received {source}; saved epoch {epoch + 1} as step {epoch}", flush=True)
+            say(f"received {source}; saved after {epoch + 1} epochs, as step {epoch}", flush=True)
             return None
     return state
 
@@ -171,6 +171,7 @@ def main(folder=None, checkpoints=None):
     with shoal.Checkpoints(checkpoints or folder, keep=2, every=3) as ckpts:
         state = train(ckpts, (images, labels), mesh, say)
     if state is not None:
+        say("\nmove the weights to the layouts that serve them:")
         params = moved_to_serve(state["params"], mesh, say)
         right = count_right(params, *shoal.put((test_images, test_labels), rows_on(mesh)))
         shoal.barrier("trained")

@@ -250,7 +250,7 @@ class NotCommittedError(CheckpointError, FileNotFoundError):
 
 
 class StepAlreadyCommittedError(CheckpointError, FileExistsError):
-    """A checkpoint exists there, written by the save `attempt`; nothing is ever overwritten."""
+    """A checkpoint exists there, written by the save `attempt`; it was not overwritten."""
 
     def __init__(self, message: str, *, path: str = "", attempt: str = "") -> None:
         super().__init__(message, path=path)
@@ -403,6 +403,16 @@ def with_article(noun: str) -> str:
     word = noun.lower()
     is_vowel = word.startswith(("a", "e", "i", "o", "u", "nd"))
     return f"{'an' if is_vowel and not word.startswith(sounds_like_you) else 'a'} {noun}"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> [counted(1, "file"), counted(2, "file"), counted(0, "leaf", "leaves")]
+    ['1 file', '2 files', '0 leaves']
+    """
+    words = noun if count == 1 else plural or f"{noun}s"
+    return f"{count} {words}"
 
 
 class WrongType(str):

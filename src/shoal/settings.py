@@ -57,6 +57,8 @@ _ROWS = (
      "job (failure.json), under other launchers than `shoal run`"),
     ("SHOAL_MEMBER", "", "text", "set by `initialize` for the children of its process: they are no "
      "members"),
+    ("SHOAL_LAUNCHED", "", "text", "set by `shoal run` and `initialize` for the children of a "
+     "process: checksums of its launchers' variables"),
     ("SHOAL_REPORTED", "", "names", "set by `shoal run`: variables that do not exist, which it has "
      "reported"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),

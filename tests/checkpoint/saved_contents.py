@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from shoal.checkpoint.at import store_at
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
+from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format import blobs
 from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
@@ -18,6 +20,22 @@ from shoal.checkpoint.tree import dtypes, plain_values
 from shoal.runtime.client.in_process import LocalCoordinator, LocalJob
 
 Array = np.ndarray[Any, Any]
+
+
+def damage(place: Path | str | Bucket, step: int) -> None:
+    """Flip a bit of a step's data, on a disk or in a bucket."""
+    store = store_at(place, "").step(step)
+    name = next(one for one in store.names() if one.startswith("data-"))
+    if isinstance(store, LocalStore):
+        with open(f"{store.path}/{name}", "r+b") as file:
+            file.seek(-1, 2)
+            byte = file.read(1)
+            file.seek(-1, 2)
+            file.write(bytes([byte[0] ^ 1]))
+        return
+    data = bytearray(store._objects.read(name)[0])
+    data[-1] ^= 1
+    store._objects.put(name, bytes(data))
 
 
 def kept(path: Path | str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from shoal.checkpoint.planning.policies import (
     EverySteps,
     Keep,
     Last,
+    LastSeconds,
+    Multiples,
     Pinned,
     Saved,
     doomed,
@@ -37,7 +39,9 @@ HISTORIES = st.lists(
 SINGLE = st.one_of(
     st.integers(1, 5).map(Last),
     st.integers(1, 30).map(EverySteps),
+    st.integers(1, 30).map(Multiples),
     st.floats(0.1, 500).map(EverySeconds),
+    st.floats(0.1, 500).map(LastSeconds),
     st.builds(Best, st.integers(1, 4), st.just("loss"), st.sampled_from(["min", "max"])),
     st.just(Pinned()),
 )
@@ -115,6 +119,20 @@ def test_a_clock_that_went_back_is_a_distance():
     assert EverySeconds(600).kept(saved) == {1, 2, 4}
 
 
+@given(HISTORIES, st.integers(1, 30))
+def test_multiples_are_of_the_steps_that_are_saved(saved, n):
+    kept = Multiples(n).kept(saved)
+    assert kept == set(range(0, 61, n)) & {one.step for one in saved}
+
+
+def test_an_age_is_counted_from_the_newest_step_by_stored_times(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1e12)  # nothing was saved for long: no step is older
+    saved = [Saved(1, 0.0), Saved(2, 39.9), Saved(3, 40.0), Saved(4, 500.0), Saved(5, 100.0)]
+    assert LastSeconds(60).kept(saved) == {3, 4, 5}, "4 is of a clock that was ahead"
+    assert doomed(saved, LastSeconds(60) | Multiples(2)) == (1,)
+    assert doomed([*saved, Saved(6, 9e9)], LastSeconds(60) | 2) == (1, 2, 3, 4)
+
+
 def test_no_policy_keeps_everything():
     assert doomed([Saved(1, 0.0), Saved(2, 0.0)], policy_of(None)) == ()
     assert doomed([], Last(1)) == ()
@@ -133,6 +151,8 @@ def test_a_number_means_the_last():
     [
         (lambda: Last(0), "n=0 must be at least 1"),
         (lambda: EverySteps(-1), "n=-1 must be at least 1"),
+        (lambda: Multiples(0), "^Multiples: n=0 must be at least 1"),
+        (lambda: LastSeconds(0), "^LastSeconds: s=0 must be a positive number"),
         (lambda: EverySeconds(math.inf), "s=inf must be a positive and finite number"),
         (lambda: EverySeconds(math.nan), "s=nan must be a positive number"),
         (lambda: Best(1, "loss", "mim"), "did you mean 'min'"),

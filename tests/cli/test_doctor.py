@@ -46,6 +46,21 @@ def test_each_finding_stands_once_problems_first():
     assert rest == [(LATE, [1, 2]), (NAME, [0, 1])]
 
 
+@pytest.mark.parametrize(
+    ("ahead_s", "words"),
+    [(-0.3, "its clock agrees with that of this host"),
+     (0.4, "its clock agrees with that of this host"),
+     (-2.0, "its clock is -2 s from that of this host")],
+)  # fmt: skip
+def test_a_clock_is_off_by_whole_seconds(ahead_s, words):
+    bucket = {"rights": ["list"], "credentials": "none", "lifecycle": "x", "clock_ahead_s": ahead_s}
+    host = {"name": "a", "addresses": [], "cores": 1}
+    facts = {"buckets": {"s3://b": bucket}, "host": host}
+    shown = plain(render(of_processes((Report(0, 1, "a", 7, facts, ()),))), 100)
+    assert f"{words}\n" in shown
+    assert "a (no address), 1 core\n" in shown
+
+
 def test_what_stands_on_the_screen():
     assert plain(render(JOB), 100).splitlines() == [
         "shoal doctor: 3 processes on 3 hosts",

@@ -126,6 +126,7 @@ def test_what_each_device_holds(tmp_path):
     shown = plan(*GRID, "--params", str(file))
     assert "140 B on each device; 1.293 KiB in all, 1.692 copies on average" in shown
     assert "dense/w: dim 1 of 10 does not divide into 4 shards (model)" in shown
+    assert " in all, 1 copy on average" in plan(*GRID, "w: 64x64 bfloat16 data, model")
 
 
 def test_axes_that_split_nothing_hold_copies():

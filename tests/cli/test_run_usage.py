@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from shoal.cli import run as command
 from shoal.cli.run import NodesRequest, RunRequest, check
 from shoal.errors import UsageError
 from shoal.launch.environment import Addresses, HostShare, JobStart, variables
-from shoal.runtime.system.local_devices import overruled
+from shoal.runtime.system.local_devices import num_processes, overruled
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "python_train.py").write_text("")
     (tmp_path / "tool.sh").write_text("#!/bin/sh\ntrue\n")
     (tmp_path / "tool").write_bytes(b"\x7fELF\2\1")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\ntrue\n")
+    (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "launch").write_text("#!/usr/bin/env python3\n")
     (tmp_path / "application").mkdir()
     (tmp_path / "application/__main__.py").write_text("")
@@ -57,11 +60,13 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None)
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None, None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}), None, None, None)
-    for program in ("launch", "application"):
+    assert checked == (4, 2, frozenset({0, 3}), None, None, None, None)
+    for program in ("launch", "application", "run.sh"):
         check(RunRequest((program,)))
+    check(RunRequest(("ls", "-l"), no_python=True))
+    check(RunRequest(("./run.sh",), no_python=True))
     check(RunRequest(("train",), module=True))
     check(RunRequest(("json.tool",), module=True))
 
@@ -78,9 +83,9 @@ def test_all_offenders_are_named_at_once():
     [
         ((), "no program"),
         (("python3.11", "train.py"), "leave it out"),
-        (("ls",), "is a command; shoal run starts only Python scripts and modules"),
-        (("tool",), "is not a Python script"),
-        (("tool.sh",), "is not a Python script"),
+        (("ls",), "'ls' is a command, not a script: pass --no-python to start it"),
+        (("tool",), "'tool' is neither a Python script nor executable: chmod +x tool"),
+        (("tool.sh",), "'tool.sh' is neither a Python script nor executable: chmod +x tool.sh"),
         (("empty",), "holds no __main__.py"),
         (("nowhere/train.py",), "there is no directory 'nowhere'"),
         (("python_trian.py",), "there is no script 'python_trian.py'; did you mean"),
@@ -91,8 +96,75 @@ def test_what_cannot_be_run_is_refused(program, words):
     assert words in refusal(*program)
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("nowhere_at_all", {}, "there is no command 'nowhere_at_all' on the PATH"),
+        ("run.sh", {}, "no command 'run.sh' on the PATH; did you mean './run.sh'?"),
+        ("./tool.sh", {}, "there is no command './tool.sh', or it is not executable"),
+        ("ls", {"module": True}, "--no-python is for a command, -m for a module of Python"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_refused(command, options, words):
+    assert words in refusal(command, no_python=True, **options)
+
+
+@pytest.mark.parametrize("no_python", [False, True])
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("#! /nowhere/sh -e\n", "'./first.sh' is started by '/nowhere/sh', which is not there"),
+        ("echo it\n", "the first line of './first.sh' must name what starts it, as #!/bin/sh"),
+        ("#!/bin/sh\r\n", r"'./first.sh' is started by '/bin/sh\r', which is not there; its lines"),
+    ],
+)
+def test_a_script_whose_first_line_names_no_program_is_refused(no_python, first, words):
+    Path("first.sh").write_bytes(first.encode())
+    Path("first.sh").chmod(0o755)
+    assert words in refusal("./first.sh", no_python=no_python)
+
+
 def test_a_module_that_is_not_there_is_refused():
     assert "there is no module 'trian'; did you mean 'train'?" in refusal("trian.x", module=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pkg.trian", "there is no module 'pkg.trian'; did you mean 'pkg.train'?"),
+        ("pkg.deep.trian", "there is no module 'pkg.deep.trian'; did you mean 'pkg.deep.train'?"),
+        ("pkg.train.py", "no module 'pkg.train.py': 'pkg.train' is not a package; leave out .py"),
+        ("pkg.train.more", "there is no module 'pkg.train.more': 'pkg.train' is not a package"),
+        ("pkg", "package 'pkg' holds no __main__.py: pass -m pkg.MODULE"),
+        ("space.deep.trian", "there is no module 'space.deep.trian'; did you mean 'space.deep.tr"),
+        ("space.deep", "package 'space.deep' holds no __main__.py: pass -m space.deep.MODULE"),
+        ("json.toll", "there is no module 'json.toll'; did you mean 'json.tool'?"),
+        ("pkg..train", "there is no module 'pkg.'"),
+        (".train", "there is no module ''"),
+    ],
+)
+def test_a_module_that_a_package_does_not_hold_is_refused(packages, name, words):
+    assert words in refusal(name, module=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["pkg.train", "pkg.deep.train", "space.deep.train", "runs", "sets_path.anything"]
+)
+def test_a_module_is_found_without_running_its_packages(packages, name):
+    check(RunRequest((name,), module=True))
+
+
+@pytest.fixture
+def packages():
+    """Write packages, regular ones whose code must not run, and namespaces."""
+    for file in ("pkg/train.py", "pkg/deep/train.py", "space/deep/train.py", "runs/__main__.py"):
+        path = Path(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for package in ("pkg", "pkg/deep", "runs"):
+        Path(package, "__init__.py").write_text("raise SystemExit('ran')")
+    Path("sets_path").mkdir()
+    Path("sets_path/__init__.py").write_text("__path__ = find()")
 
 
 @pytest.mark.parametrize("only", ["4", "0,4", "4,5"])
@@ -100,6 +172,18 @@ def test_who_is_not_there_cannot_be_shown(only):
     words = refusal("train.py", processes="4", only=only)
     assert "--only 4: the ranks of -n 4 are 0 to 3" in words
     assert ("--only 5" in words) == ("5" in only)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        ("4", "--stdin 4: the ranks of -n 4 are 0 to 3"),
+        ("0,1", "--stdin '0,1': one process only can read it"),
+        ("-", "--stdin '-': '-' is not a rank"),
+    ],
+)
+def test_one_process_at_most_reads_standard_input(stdin, words):
+    assert words in refusal("train.py", processes="4", stdin=stdin)
 
 
 @pytest.mark.parametrize("count", ["two", "1.5", "", "²"])
@@ -253,3 +337,55 @@ def test_options_of_torchrun_that_are_not_taken_say_what_to_write(child_env):
         assert ended.returncode == 2
         assert f"run: {option.partition('=')[0]} of torchrun is not an option here" in ended.stderr
         assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "whose", "words"),
+    [
+        (("--hostfile", "hosts"), "mpirun", "run the command on each host, with --nnodes N"),
+        (("-hostfile", "hosts"), "mpirun", "run the command on each host, with --nnodes N"),
+        (("--bind-to", "core"), "mpirun", "the system schedules the processes"),
+        (("-x", "LANG"), "mpirun", "the processes get all variables"),
+        (("--ntasks=4",), "srun", "pass -n N, the number of processes on this host"),
+    ],
+)
+def test_options_of_other_launchers_say_what_to_write(option, whose, words, child_env):
+    ended = shoal("run", *option, "train.py", env=child_env)
+    name = "--" + option[0].partition("=")[0].lstrip("-")
+    name = name.replace("--x", "-x")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    said = f"shoal: run: {name} of {whose} is not an option here: "
+    assert ended.stderr.startswith(said)
+    assert words in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "devices", "number"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3,5"}, None, 3),
+        ({"CUDA_VISIBLE_DEVICES": "2,3,5", "JAX_PLATFORMS": "cpu"}, None, 7),
+        ({"CUDA_VISIBLE_DEVICES": "2,3,5"}, "2", 7),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, 7),
+    ],
+)
+def test_auto_means_one_process_for_each_gpu_or_core(env, devices, number, monkeypatch):
+    monkeypatch.setattr("shoal.runtime.system.local_devices.num_cores", lambda: 7)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name.startswith("jax_cuda13"))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert check(RunRequest(("train.py",), processes="auto", devices=devices)).processes == number
+
+
+def test_a_tpu_host_has_one_process(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "libtpu")
+    assert num_processes({"TPU_VISIBLE_CHIPS": "0,1,2,3"}) == (1, "one for all TPU chips of a host")
+
+
+def test_how_many_auto_is_is_said(child_env):
+    number, why = num_processes({**child_env, "JAX_PLATFORMS": "cpu"})
+    ended = shoal("run", "-n", "auto", "--devices", "1", "train.py", env=child_env)
+    assert ended.returncode == 0
+    assert ended.stdout.count("trained") == number
+    assert re.match(rf"shoal run: -n auto: {number} process(es)?, {why}\n", ended.stderr)

@@ -168,7 +168,7 @@ def test_processes_that_arrived_after_a_difference_are_named():
     assert cause.processes == (0, 1, 2, 3)
     assert cause.difference == found
     assert cause.error is None
-    assert failure.headline == "processes gave put different shapes"
+    assert failure.headline == "processes gave put different shapes, found in step 3"
     assert "Processes 2-3 raised the same error." in plain_text(failure, "shoal run")
 
 

@@ -124,3 +124,57 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_stays(folder, name):
     )
     assert str(refused.value).endswith("would be overwritten: remove the link")
     assert (folder / "mine").read_text() == "precious"
+
+
+WRITTEN = ["p0000.log", "p0003.log", "p12345.log", ".p0003.progress", ".p0003.record"]
+WRITTEN += [".p0003.record.fault", "coordinator.log", "jax_service.log", "failure.json", "job.json"]
+OWN = [
+    "p0.log",
+    "p0003.log.gz",
+    "my p0003.log",
+    "metrics.json",
+    "record",
+    "attempt",
+    "job.json.bak",
+]
+
+
+def filled(folder):
+    folder.mkdir(parents=True)
+    for name in (*WRITTEN, *OWN):
+        (folder / name).write_text("Error")
+    (folder / "p0009.log").symlink_to(folder / "metrics.json")
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_an_earlier_job_wrote_goes_and_what_it_did_not_write_stays(folder):
+    logs = folder / "logs"
+    for place in (logs, logs / "attempt0", logs / "attempt12", logs / "attempts", logs / "more"):
+        filled(place)
+    for name in OWN:
+        (logs / "attempt12" / name).unlink()
+    (logs / "attempt12" / "p0009.log").unlink()
+    with open_log_dir("logs", COMMAND):
+        stays = [*OWN, "p0009.log"]
+        assert names_in(logs) == sorted([*stays, "attempt0", "attempts", "job.lock", "more"])
+        assert names_in(logs / "attempt0") == sorted(stays)
+        assert len(names_in(logs / "attempts")) == len(names_in(logs / "more")) == len(WRITTEN) + 8
+
+
+def test_a_directory_of_several_launchers_is_cleared_by_that_of_node_0_alone(folder):
+    logs = folder / "logs"
+    filled(logs)
+    with open_log_dir("logs", COMMAND, 0):
+        assert not (logs / "p0000.log").exists()
+        (logs / "p0000.log").write_text("of node 0")
+        with open_log_dir("logs", COMMAND, 1):
+            assert (logs / "p0000.log").exists()
+
+
+def test_the_own_directory_of_a_launcher_is_cleared_by_it(folder):
+    filled(folder / "logs")
+    with open_log_dir("logs", COMMAND, 1):
+        assert names_in(folder / "logs") == sorted([*OWN, "job.node1.lock", "p0009.log"])

@@ -212,7 +212,7 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: from_devices([{"id": 1}, {"id": 1}]), "ids occur twice"),
         (lambda: from_devices([{"id": 1}, {"id": 2, "coords": (0, 0, 0)}]), "no coordinates"),
         (lambda: from_devices([row(n, 0, (0, 0, 0), 0, 0, "tpu", "") for n in (1, 2)]),
-         "1 places occur twice"),
+         "1 place occurs twice"),
         (lambda: parse("torus:4 wrap=z"), "'torus:4 wrap=z': wrap=z: there is no dim z, only x"),
         (lambda: parse("v5e:4x4 wrap=xz"), "there is no dim z, only xy"),
         (lambda: parse("v5e:4x4 wrap=xx"), "wrap=xx names a dim twice"),

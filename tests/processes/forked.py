@@ -7,6 +7,7 @@ arrays of NumPy: a fork must not have touched devices before.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -196,6 +197,50 @@ def save_many(coordinator: Any, beside: str, first: int, end: int) -> None:
             store.recover()
             store.collect_garbage(idle_s=0)
         save_step(coordinator, path, step, step, 30.0)
+
+
+# What changes or reads files and directories, and what asks a bucket.
+CALLS = (
+    "open", "close", "link", "replace", "unlink", "fsync", "pwrite", "ftruncate", "mkdir", "rmdir",
+    "listdir", "read", "stat", "preadv",
+)  # fmt: skip
+REQUESTS = (
+    "listed", "listed_below", "info", "read", "read_at", "put", "put_new", "put_over", "upload",
+    "remove",
+)  # fmt: skip
+
+
+def overwrite(
+    coordinator: Any, path: str, seed: int, timeout_s: float, victim: int = 0, dies_at: int = 0
+) -> None:
+    """Overwrite a checkpoint; `victim` is killed before its call of that number, from 1."""
+    import shoal.checkpoint.bucket.transport as transport
+    from shoal.checkpoint.saving.save import save
+
+    tree = tree_of(seed, coordinator.process)
+    is_bucket = "://" in path
+    if not is_bucket:
+        os.environ["SHOAL_LEASE_S"] = "0.01"  # what is left of the save before is stale
+    if coordinator.process == victim:
+        owner, names = (transport.ObstoreObjects, REQUESTS) if is_bucket else (os, CALLS)
+        _kill_at(owner, names, dies_at)
+    save.on(coordinator, path, tree, overwrite=True, name="a step", timeout_s=timeout_s)
+
+
+def _kill_at(owner: Any, names: Sequence[str], number: int) -> None:
+    """Kill this process before a call of any of these functions."""
+    calls = itertools.count(1)
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return call
+
+    for name in names:
+        setattr(owner, name, counted(getattr(owner, name)))
 
 
 def _child(order: Mapping[str, Any]) -> None:

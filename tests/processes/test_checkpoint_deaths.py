@@ -8,6 +8,9 @@ the lead                 assemble … tidied        it is saved        it is the
 anybody                  announced                it is saved        it is there
 the only process         parted … tidied          –                  it is there
 
+With overwrite=True, whoever dies before any call of the system, or before any request: the old
+checkpoint is there, or the new one, and survivors say which.
+
 All of it on a disk; a few in a bucket on moto, too, and with `make test-buckets` all.
 """
 
@@ -365,3 +368,66 @@ def test_random_kills(forks, root, seed):
         for step in saved[:-1]:  # a history that is not too long to verify each time
             assert root.store(step).delete_damaged()
         first = saved[-1] + 1
+
+
+# ---- overwrite=True
+
+OVERWRITERS = [  # each takes one call of so many, all together take all
+    pytest.param(processes, victim, turn, every, marks=[pytest.mark.faults] if turn else [])
+    for processes, victim, every in ((1, 0, 16), (2, 0, 16), (2, 1, 4))
+    for turn in range(every)
+]
+
+
+def which(store: Store, old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
+    """Return which of two saves (seed, processes) is there, whole."""
+    commit = store.committed()
+    assert commit is not None
+    leaves = {leaf.name: leaf.value for leaf in open_checkpoint(store).manifest.leaves}
+    there = new if int(leaves["seed"]) == new[0] else old
+    holds(store, *there)
+    return there
+
+
+def overwrites(
+    forks: Forks, store: Store, path: str, processes: int, victim: int, calls: range
+) -> list[int]:
+    """Overwrite a checkpoint again and again, killed ever later, until it is not killed any more.
+
+    Returns how often it was killed with the old one left, and with the new one.
+    """
+    there, killed = (1, 2), [0, 0]
+    for dies_at in calls:
+        new = (there[0] + 1, processes)
+        outcomes = forks.run(processes, "overwrite", path, new[0], 30.0, victim, dies_at)
+        found = which(store, there, new)
+        for process, one in enumerate(outcomes):
+            assert one.is_dead <= (process == victim)
+            if not one.is_dead:
+                assert one.error == (None if found == new else "SaveAbortedError"), one.said
+        there = found
+        if not any(one.is_dead for one in outcomes):
+            assert found == new
+            break
+        killed[found == new] += 1
+        if not isinstance(store, LocalStore):  # which counts leases in whole seconds
+            store.collect_garbage(idle_s=0)
+    assert dies_at < calls[-1], "it is killed for ever"
+    return killed
+
+
+@pytest.mark.parametrize("place", ["disk"], indirect=True)
+@pytest.mark.parametrize(("processes", "victim", "turn", "every"), OVERWRITERS)
+def test_a_death_before_each_call_leaves_one_of_two(forks, root, processes, victim, turn, every):
+    store, calls = root.store(1), range(1 + turn, 1000, every)
+    assert sum(overwrites(forks, store, root.path(1), processes, victim, calls)) > 2
+    assert len(store.names()) == 3 + processes, "the last one has cleaned up after all others"
+
+
+@ONE_PYTHON
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+@pytest.mark.parametrize(("processes", "victim", "every"), [(1, 0, 4), (2, 0, 4), (2, 1, 2)])
+def test_a_death_before_requests(forks, root, processes, victim, every):
+    store, calls = root.store(1), range(1, 1000, every)
+    assert sum(overwrites(forks, store, root.path(1), processes, victim, calls)) > 2
+    assert len(store.names()) == 3 + processes

@@ -124,11 +124,13 @@ barrier("after")
 def mpi_commands():
     beside = Path(sys.executable).parent
     hydra, prterun = beside / "mpiexec.hydra", beside / "prterun"
+    torchrun = beside / "torchrun"
     options = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     return {
         "shoal run": [sys.executable, "-m", "shoal", "run", "-n", "2"],
         "MPICH": [str(hydra), "-n", "2", sys.executable] if hydra.exists() else None,
         "Open MPI": [str(prterun), *options, sys.executable] if prterun.exists() else None,
+        "torchrun": [str(torchrun), "--nproc-per-node", "2"] if torchrun.exists() else None,
     }
 
 
@@ -145,21 +147,57 @@ shoal.barrier("after")
 """
 
 
-@pytest.mark.parametrize("name", ["shoal run", "MPICH", "Open MPI"])
-def test_a_member_may_start_a_job_of_its_own(child_env, tmp_path, name):
+def command_of(name):
     command = mpi_commands()[name]
     if command is None:
         pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    return command
+
+
+LAUNCHERS = ["shoal run", "MPICH", "Open MPI", "torchrun"]
+
+
+@pytest.mark.parametrize("inner", LAUNCHERS)
+@pytest.mark.parametrize("outer", LAUNCHERS)
+def test_a_member_may_start_a_job_of_its_own(child_env, tmp_path, outer, inner):
     (tmp_path / "script.py").write_text(NESTED)
     env = {**child_env, "SHOAL_INITIALIZE_TIMEOUT_S": "30"}
     done = subprocess.run(
-        [*command, "script.py", *command], env=env, cwd=tmp_path,
+        [*command_of(outer), "script.py", *command_of(inner)], env=env, cwd=tmp_path,
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done
     for depth in ("outer", "in0", "in1"):
         for index in (0, 1):
             assert done.stdout.count(f"{depth} {index} of 2") == 1, done
+
+
+EVALUATES = """
+import subprocess, sys
+subprocess.run([*sys.argv[1:], "evaluate.py"], check=True, timeout=60)
+"""
+EVALUATION = """
+import os, shoal
+shoal.initialize(virtual_devices=1)
+shoal.barrier("begun")
+os.write(1, f"{shoal.process_index()} of {shoal.process_count()}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("inner", LAUNCHERS)
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_job_of_one_may_start_another_launcher(child_env, tmp_path, inner, joins):
+    """Each process of the evaluation was "process 0 of 1", and did all of its work."""
+    join = "import shoal; shoal.initialize(virtual_devices=1)\n" if joins else ""
+    (tmp_path / "script.py").write_text(join + EVALUATES)
+    (tmp_path / "evaluate.py").write_text(EVALUATION)
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", "run", "--no-prefix", "script.py", *command_of(inner)],
+        env=child_env, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    for index in (0, 1):
+        assert done.stdout.count(f"{index} of 2") == 1, done
 
 
 def test_children_may_meet_elsewhere_and_after_their_parents_have_left(job, said):

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -359,3 +360,17 @@ def test_a_host_whose_own_name_does_not_resolve(see, options, level):
     assert (code, found["level"], found["check"]) == (int(level == "problem"), level, "host")
     assert "this host's own name 'no-such-host-xyz' does not resolve: " in found["words"]
     assert "add it to /etc/hosts" in found["advice"]
+
+
+def test_at_ctrl_c_only_the_doctor_speaks(child_env, tmp_path):
+    os.mkfifo(tmp_path / "program")  # its digest: each process waits for what is written to it
+    with subprocess.Popen(
+        [*DOCTOR, "-n", "2", "program"],
+        env=child_env, cwd=tmp_path, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as popen:  # fmt: skip
+        opened = os.open(tmp_path / "program", os.O_WRONLY)  # one of them has come to it
+        os.killpg(popen.pid, signal.SIGINT)
+        out, err = popen.communicate(timeout=WAIT_S)
+        os.close(opened)
+    assert (popen.returncode, out, err) == (130, "", "shoal doctor: ended by Ctrl-C\n")

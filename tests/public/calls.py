@@ -10,7 +10,14 @@ import numpy as np
 
 import shoal
 from public.wrong import MESH, ROWS
-from shoal.checkpoint.planning.policies import Best, EverySeconds, EverySteps, Last
+from shoal.checkpoint.planning.policies import (
+    Best,
+    EverySeconds,
+    EverySteps,
+    Last,
+    LastSeconds,
+    Multiples,
+)
 from shoal.plan.compiled import collectives_of, received_bytes_of
 from shoal.plan.cost import cost
 from shoal.plan.hardware.links import links_of
@@ -253,7 +260,7 @@ def checkpoint_calls(folder: str, x: jax.Array) -> list[Call]:
     return [
         _("Bucket", shoal.Bucket, {"url": "s3://bucket/run", "skip_signature": True}, url="path",
           single_writer="bool"),
-        _("save", save, tree, tree="any", step="count?", **SAID, **LANE),
+        _("save", save, tree, tree="any", step="count?", overwrite="bool", **SAID, **LANE),
         _("save where", shoal.save, tree | {"path": f"{folder}/where"}, path="path"),
         _("restore", shoal.restore, {"path": saved}, path="path", target="any",
           max_host_bytes="count?", merge="call?", **PATHS, **LANE),
@@ -281,8 +288,8 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
             new.save(**({"step": 5, "state": {"w": x}} | options))
 
     return [
-        _("Checkpoints", begin, {}, keep="count?", every="any", asynchronous="bool",
-          recover="bool", lease_s="seconds?", **MEETING),
+        _("Checkpoints", begin, {}, keep="count?", every="any", on_commit="call?",
+          asynchronous="bool", recover="bool", lease_s="seconds?", **MEETING),
         _("Checkpoints where", shoal.Checkpoints, {"path": f"{folder}/steps"}, path="path"),
         _("all_steps", history.all_steps, {}, skip_corrupt="bool"),
         _("latest", history.latest, {}, skip_corrupt="bool"),
@@ -313,6 +320,8 @@ def policy_calls() -> list[Call]:
         _("Last", Last, {"n": 2}, n="count"),
         _("EverySteps", EverySteps, {"n": 2}, n="count"),
         _("EverySeconds", EverySeconds, {"s": 2.0}, s="seconds"),
+        _("LastSeconds", LastSeconds, {"s": 2.0}, s="seconds"),
+        _("Multiples", Multiples, {"n": 2}, n="count"),
         _("Best", Best, {"n": 2, "metric": "loss"}, n="count", metric="name", mode="choice"),
         _("gce", gce, {}, url="name"),
         _("aws", aws, {}, url="name"),

@@ -34,12 +34,12 @@ from shoal.runtime.system.service_commands import (
 from shoal.runtime.wire.frames import address_text, split_address
 
 _HELP = """\
-Run the services of a job separately: shoal's coordinator and JAX's service.
+Run the services of a job separately.
 
-By default, process 0 of the job starts both services. Under shoal run, the launcher does. Run this
-command on a host or in a pod that outlives the processes. Any process can then die, and the others
-continue. It prints one line of JSON on stdout (addresses, pids) and, on stderr, the variables for
-the processes.
+They are shoal's coordinator and JAX's service. By default, process 0 of the job starts both. Under
+shoal run, the launcher does. Run this command on a host or in a pod that outlives the processes.
+Any process can then die, and the others continue. It prints one line of JSON on stdout (addresses,
+pids) and, on stderr, the variables for the processes.
 
 \b
 Examples:
@@ -53,15 +53,16 @@ Start each process with the variables printed on stderr, and its rank:
   SHOAL_NUM_PROCESSES=4 SHOAL_PROCESS_ID=0 python train.py
 
 \b
-The token is a secret: a process that has it can join the job, or end it. It is
-read from SHOAL_TOKEN. If that is not set, a token is generated and printed. Set
-the limits after which a process counts as lost for this command, not for the
-processes: SHOAL_HEARTBEAT_S, SHOAL_LOST_AFTER_S, SHOAL_SILENT_LOST_AFTER_S.
+The token is a secret: a process that has it can join the job, or end it. It
+is read from SHOAL_TOKEN. If that is not set, a token is generated and
+printed. Set the limits after which a process counts as lost for this command,
+not for the processes: SHOAL_HEARTBEAT_S, SHOAL_LOST_AFTER_S,
+SHOAL_SILENT_LOST_AFTER_S.
 
 \b
 The command exits when the job is over. Ctrl-C or SIGTERM ends it, and the job
-with it. Signals that are ignored at the start stay ignored: SIGHUP after nohup,
-SIGINT in a script that starts it with &.
+with it. Signals that are ignored at the start stay ignored: SIGHUP after
+nohup, SIGINT in a script that starts it with &.
 Exit code:
   0      the job is over
   2      wrong usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -23,7 +24,7 @@ from shoal.checkpoint.bucket.address import Bucket, is_address
 from shoal.cli.tables import print_json, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, counted, raise_all
 from shoal.paths import local_path
 from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
 from shoal.runtime.doctor.findings import (
@@ -41,35 +42,36 @@ from shoal.runtime.system.child_process import own_environment
 from shoal.runtime.system.failure_words import listed
 
 _HELP = """\
-Find out why a job does not start: launcher, addresses, versions, devices, clocks, directories.
+Find out why a job does not start.
 
-Start it in place of the program, with the same launcher. The processes join as those of the program
-would, compare what they see, and process 0 prints the result. If they cannot join, each process
-prints what it found, and the reason. Without a launcher, it checks this process and this host.
+It checks the launcher, addresses, versions, devices, clocks and directories. Start it in place of
+the program, with the same launcher. The processes join as those of the program would, compare what
+they see, and process 0 prints the result. If they cannot join, each process prints what it found,
+and the reason. Without a launcher, it checks this process and this host.
 
 \b
 Examples:
-  shoal doctor                                    this process, this host
-  shoal doctor -n 4                               4 processes here, as under shoal run
-  srun shoal doctor --shared /home/me train.py    all tasks; is the directory shared, and is
-                                                  train.py the same file everywhere?
+  shoal doctor                            this process, this host
+  shoal doctor -n 4                       4 processes here, as under shoal run
+  srun shoal doctor --shared /home/me     all tasks; is the directory shared?
+  srun shoal doctor train.py              is the file the same everywhere?
   mpirun -n 16 shoal doctor
   torchrun --nproc-per-node 4 -m shoal doctor
-  shoal doctor --alone                            one of several, without the others
-  shoal doctor --shared s3://bucket/run           can this process save and restore there?
-  shoal doctor --json                             everything, for programs
+  shoal doctor --alone                    one of several, without the others
+  shoal doctor --shared s3://bucket/run   can it save and restore there?
+  shoal doctor --json                     everything, for programs
 
 \b
 What it checks:
-  launcher   the variables of which launcher are used, and why those of others are not
-  address    what it resolves to; whether process 0 can listen and the others connect
+  launcher   the variables of which launcher are used, and why no others
+  address    what it resolves to; whether process 0 can listen, others connect
   token      where each process got it; all must have the same one
-  versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: a digest of the file
+  versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: its digest
   devices    whether they start, in a child process, within --timeout
   clock      whether the clocks of all hosts agree
   files      whether each process sees the files of all others in --shared and
              SHOAL_RENDEZVOUS
-  buckets    of --shared s3://…: credentials, rights, conditions of writes, clock
+  buckets    of --shared s3://…: credentials, rights, write conditions, clock
   memory, disk, proxy
 
 \b
@@ -77,9 +79,11 @@ Exit code:
   0      no problem was found; notes do not count
   1      a problem was found; under a launcher, on all processes
   2      wrong usage
+  130    ended by Ctrl-C
 """
 
 _FOUND = 1
+_INTERRUPTED = 130
 
 _Processes = Annotated[
     str | None,
@@ -119,8 +123,7 @@ def doctor(
     alone: _Alone = False,
     to: _To = None,
 ) -> None:
-    """Find why a job does not start: launcher, addresses, versions, devices, clocks,
-    directories."""
+    """Find why a job does not start."""
     _check(processes, devices, timeout_s, alone)
     urls = [one for one in shared or () if is_address(one)]
     folders = tuple(one for one in shared or () if one not in urls)
@@ -129,10 +132,11 @@ def doctor(
     checks = {"buckets": partial(_check_buckets, urls, timeout_s)} if urls else {}
     request = DoctorRequest(program, folders, timeout_s, alone, checks)
     if processes is not None:
-        diagnosis = diagnose_here(request, processes, devices, urls)
+        with _until_interrupted():
+            diagnosis = diagnose_here(request, processes, devices, urls)
         print_diagnosis(diagnosis, as_json=as_json)
         raise typer.Exit(_code(diagnosis))
-    with diagnosed(request, os.environ) as diagnosis:
+    with _until_interrupted(), diagnosed(request, os.environ) as diagnosis:
         if to is not None:
             own = [one for one in diagnosis.reports if one.process == diagnosis.process]
             Path(to, f"process-{diagnosis.process}.json").write_bytes(packed(own[0]))
@@ -143,6 +147,15 @@ def doctor(
 
 
 doctor.__doc__ = _HELP
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("shoal doctor: ended by Ctrl-C", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _check(processes: str | None, devices: str | None, timeout_s: float, alone: bool) -> None:
@@ -242,7 +255,7 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not problems:
         yield Text("no problem found", style="bold green")
     else:
-        yield Text(f"{problems} problem{'s' * (problems > 1)}", style=_STYLES[True])
+        yield Text(counted(problems, "problem"), style=_STYLES[True])
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -349,7 +362,7 @@ def _host(facts: Mapping[str, Any]) -> str:
     if not facts:
         return ""
     addresses = ", ".join(facts["addresses"]) or "no address"
-    return f"{facts['name']} ({addresses}), {facts['cores']} cores"
+    return f"{facts['name']} ({addresses}), {counted(facts['cores'], 'core')}"
 
 
 def _folders(facts: Mapping[str, Any]) -> str:
@@ -388,10 +401,14 @@ def _buckets(facts: Mapping[str, Any]) -> str:
             continue
         rows.append(f"{url}: {rights} (credentials: {one['credentials']})")
         if "clock_ahead_s" in one:
-            rows.append(f"its clock is {one['clock_ahead_s']:+.0f} s from that of this host")
+            rows.append(f"its clock {_off(round(one['clock_ahead_s']))} that of this host")
         if one.get("rights"):
             rows.append(f"its lifecycle rule should {one['lifecycle']}")
     return "\n".join(rows)
+
+
+def _off(ahead_s: int) -> str:
+    return f"is {ahead_s:+d} s from" if ahead_s else "agrees with"
 
 
 def _proxy(facts: Mapping[str, Any]) -> str:
@@ -461,21 +478,40 @@ def diagnose_here(
     env = own_environment()
     unknown = settings.unknown_variables(env)  # found here; otherwise the launcher reports them
     with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as to:
-        run = subprocess.run(
+        code = _ended(
             [
-                *(sys.executable, "-P", "-m", "shoal", "run", "-n", processes, *options),
+                *(sys.executable, "-P", "-m", "shoal", "run", "--quiet", "-n", processes, *options),
                 *("--no-prefix", "-m", "shoal", "doctor", "--to", to),
                 *("--timeout", str(request.timeout_s), *shared, *program),
             ],
-            env={name: value for name, value in env.items() if name not in unknown},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,  # what libraries print
+            {name: value for name, value in env.items() if name not in unknown},
         )
         files = sorted(Path(to).iterdir(), key=lambda file: int(file.stem.rpartition("-")[2]))
         reports = tuple(unpacked(file.read_bytes()) for file in files)
-    diagnosis = _whole(reports, int(processes), run.returncode)
+    diagnosis = _whole(reports, int(processes), code)
     notes = map(unknown_variable, unknown.values())
     return diagnosis._replace(differences=(*diagnosis.differences, *notes))
+
+
+def _ended(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run the job; return its exit code.
+
+    It has a process group of its own: at Ctrl-C, it would print how it was interrupted, and each
+    process a traceback. Without its launcher, it ends in silence.
+    """
+    job = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,  # what libraries print
+        process_group=0,
+    )
+    try:
+        return job.wait()
+    except BaseException:
+        job.kill()
+        job.wait()
+        raise
 
 
 def _whole(reports: tuple[Report, ...], processes: int, code: int) -> Diagnosis:

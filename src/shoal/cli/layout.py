@@ -33,7 +33,7 @@ def layout(
     html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Draw a layout: the array as blocks, and in each block the devices that hold it.
+    """Draw a layout: an array as blocks, each with its devices.
 
     Examples:
 

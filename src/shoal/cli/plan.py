@@ -64,7 +64,9 @@ def plan(
     html: Html = None,
     as_json: _Json = False,
 ) -> None:
-    """Show the cost of each collective on each axis, and each device's memory. Needs no device.
+    """Show the cost of collectives and each device's memory.
+
+    The cost is that of each collective on each axis. No device is needed.
 
     \b
     Examples:
@@ -155,9 +157,10 @@ def _print_held(held: Sequence[Param]) -> None:
     print_table(head, rows, "device copies")
     whole, each = sum(p.bytes for p in held), sum(p.bytes_per_device for p in held)
     count = held[0].layout.mesh.size
+    average = f"{each * count / whole if whole else 1:.4g}"
+    noun = "copy" if average == "1" else "copies"
     print(
-        f"\n{in_bytes(each)} on each device; {in_bytes(whole)} in all, "
-        f"{each * count / whole if whole else 1:.4g} copies on average"
+        f"\n{in_bytes(each)} on each device; {in_bytes(whole)} in all, {average} {noun} on average"
     )
     for param in held:
         for words in param.uneven:

@@ -28,8 +28,8 @@ Examples:
   shoal report logs/failure.json    of this file
 
 \b
-The report is as wide as the terminal, and in color there (NO_COLOR, FORCE_COLOR
-and COLUMNS work as usual). Programs should read the file itself:
+The report is as wide as the terminal, and in color there (NO_COLOR,
+FORCE_COLOR and COLUMNS work as usual). Programs should read the file itself:
 docs/stopping.md lists its fields.
 
 \b

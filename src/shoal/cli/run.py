@@ -5,32 +5,37 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from shoal import settings
 from shoal.errors import InitializeError, UsageError, nearest, raise_all
 from shoal.launch.order import NUM_PORTS, NodesOrder, Restarts
 from shoal.paths import dangling_link, local_path
-from shoal.runtime.system.local_devices import overruled
+from shoal.runtime.system.local_devices import num_processes, overruled
 from shoal.runtime.wire.frames import address_text, split_address
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from shoal.launch.crew import Crew, Judge
     from shoal.launch.loop import Console
     from shoal.launch.order import JobOrder
 
 _BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
 _HELP = """\
-Run a Python program as N processes on this host, or on each of several, joined as one job.
+Run a program as N processes joined as one job.
 
-In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
-variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
-(gloo's messages about its connections are only in the logs, which hold all output.)
+They are on this host, or on each of several. In it, `shoal.initialize()` and
+`jax.distributed.initialize()` need no arguments, and torchrun's variables (RANK, WORLD_SIZE,
+MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`. (gloo's messages about its
+connections are only in the logs, which hold all output.)
 
 docs/clusters has a page for each kind of cluster. If a job does not start, run shoal doctor.
 
@@ -39,6 +44,8 @@ Examples:
   shoal run -n 4 train.py --lr 0.1           4 processes
   shoal run -n 4 --devices 2 train.py        each with 2 virtual CPU devices
   shoal run -n 2 -m package.train --lr 0.1   a module, as with python -m
+  shoal run -n 2 ./train.sh                  a script that starts the program
+  shoal run -n 2 --no-python numactl …       a command, with its arguments
   shoal run -n 8 --only 0,3 train.py         show the output of two ranks
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
@@ -57,44 +64,49 @@ Several hosts: run the same command on each, with its own --node-rank (a, b):
 
 \b
 While the job runs, job.json next to the logs (of node 0) has its address and
-token, for shoal watch, shoal stacks and other observers. Only you can read it.
+token, for shoal watch, shoal stacks and other tools. Only you can read it.
 
 \b
 When a process fails:
-  The other processes are notified through shoal and have {aftermath} s to exit
-  (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
-  (SHOAL_GRACE_S), SIGKILL. A process that joined by jax.distributed.initialize
-  alone gets SIGKILL at once, because JAX takes SIGTERM as a preemption notice.
-  One report says what failed first, where, and what the others did.
-  failure.json next to the logs has the same facts (docs/stopping.md).
-  If a process is alive but lost to the others (frozen, for example), shoal run
-  terminates it after they have exited. A process that is only slower is named
-  in the report and never terminated. No process outlives the launcher, not even
-  a grandchild or if the launcher itself is killed. (On macOS, processes that
-  left their process group can.)
+  The other processes are notified through shoal and have {aftermath} s to
+  exit (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
+  (SHOAL_GRACE_S), SIGKILL. A process that joined by
+  jax.distributed.initialize alone gets SIGKILL at once, because JAX takes
+  SIGTERM as a preemption notice. One report says what failed first, where,
+  and what the others did. failure.json next to the logs has the same facts
+  (docs/stopping.md).
+  If a process is alive but lost to the others (frozen, for example), shoal
+  run terminates it after they have exited. A process that is only slower is
+  named in the report and never terminated. No process outlives the launcher,
+  not even a grandchild or if the launcher itself is killed. (On macOS,
+  processes that left their process group can.)
 
 \b
 Restarting after a failure:
   shoal run --max-restarts 3 …    at most 3 restarts, all nodes together
-  shoal run --restart-preempted … also after exit code 75; these do not count
+  shoal run --restart-preempted … after exit code 75 too; these do not count
   Each restart attempt has new services and a new token. SHOAL_ATTEMPT is its
-  number, from 0. If the same exception occurs at the same line and step twice,
-  with no new saved step in between, the job ends. It also ends after three
-  failures without progress. Progress is a new saved step or, until one is
-  saved, a step that all processes have finished (shoal.step, shoal.preempted).
-  If a signal, a preemption or the loss of a host ended an attempt, it counts
-  for neither rule, except for an out-of-memory kill that the cgroup counted.
+  number, from 0. If the same exception occurs at the same line and step
+  twice, with no new saved step in between, the job ends. It also ends after
+  three failures without progress. Progress is a new saved step or, until one
+  is saved, a step that all processes have finished (shoal.step,
+  shoal.preempted). If a signal, a preemption or the loss of a host ended an
+  attempt, it counts for neither rule, except for an out-of-memory kill that
+  the cgroup counted.
   Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
   Before a restart, the other processes have {between:g} s instead of {aftermath} s, unless
   SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
 
 \b
-Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
-         After SIGTERM the processes have {grace} s to exit (SHOAL_GRACE_S), or {leave} s
-         (SHOAL_LEAVE_S) if they took it as a notice (shoal.preempted).
-         Signals that are ignored at the start stay ignored: SIGHUP after nohup,
-         and SIGINT in a script that starts it with &, which prints a line.
+Signals: SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2 are passed on, and SIGHUP
+         as SIGTERM; a second Ctrl-C kills. After SIGTERM the processes have
+         {grace} s to exit (SHOAL_GRACE_S), or {leave} s (SHOAL_LEAVE_S) if they
+         took it as a notice (shoal.preempted). Signals that are ignored at
+         the start stay ignored: SIGHUP after nohup, and SIGINT in a script
+         that starts it with &, which prints a line.
 Input:   with -n 1 the program reads your stdin; with more, /dev/null.
+         --stdin 1 gives it to process 1, for a debugger or a file
+         (docs/starting.md).
 Exit code:
   0      all processes ended with 0
   n      the code of the process that failed first; 128 + n for signal n
@@ -133,6 +145,9 @@ class RunRequest(NamedTuple):
     max_restarts: str | None = None
     restart_preempted: bool = False
     stalled_after: str | None = None
+    no_python: bool = False
+    stdin: str | None = None
+    quiet: bool = False
 
 
 class _Checked(NamedTuple):
@@ -144,6 +159,7 @@ class _Checked(NamedTuple):
     nodes: NodesOrder | None = None
     restarts: Restarts | None = None
     stalled_after_s: float | None = None
+    stdin: int | None = None  # the process that reads it; None: not given
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -151,8 +167,8 @@ _Processes = Annotated[
     str,
     typer.Option(
         *("-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node"),
-        metavar="N",
-        help="Number of processes on this host.",
+        metavar="N|auto",
+        help="Number of processes on this host. auto: one for each GPU, or for each core.",
     ),
 ]
 _Devices = Annotated[
@@ -166,20 +182,40 @@ _Devices = Annotated[
 _Module = Annotated[
     bool, typer.Option("-m", "--module", help="MODULE is a module's name, as for python -m.")
 ]
+_NoPython = Annotated[
+    bool,
+    typer.Option(
+        *("--no-python", "--no_python"),
+        help="SCRIPT is a command, with its arguments, and not a Python script.",
+    ),
+]
 _Only = Annotated[
     str | None,
     typer.Option(metavar="I,J…", help="Show the output of these ranks only; all are logged."),
 ]
+_Stdin = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RANK",
+        help="The one process that reads standard input, and where breakpoint() stops; default: "
+        "with -n 1 that, otherwise none.",
+    ),
+]
 _Prefix = Annotated[
-    bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its rank, as `p1|`.")
+    bool,
+    typer.Option(
+        "--prefix/--no-prefix",
+        help="Prefix each line with its rank, as `p1|`. Without it, a pipe or file gets the "
+        "bytes as written, of several processes in whole lines.",
+    ),
 ]
 _LogDir = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. Older ones are "
-        "replaced, but not those of a running job. Default: a temporary directory, kept and "
-        "named only if the job fails.",
+        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. What an earlier "
+        "job has written there is removed, but not if it still runs. Default: a temporary "
+        "directory, kept and named only if the job fails.",
     ),
 ]
 _MaxRestarts = Annotated[
@@ -205,6 +241,14 @@ _StalledAfter = Annotated[
         "2h) and none does anything; default: SHOAL_STALLED_AFTER_S, or never.",
     ),
 ]
+_Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        help="On a terminal, print neither the last line of a good run nor a note on options "
+        "after the script.",
+    ),
+]
 
 
 def run(
@@ -212,12 +256,15 @@ def run(
     processes: _Processes = "1",
     devices: _Devices = None,
     module: _Module = False,
+    no_python: _NoPython = False,
     only: _Only = None,
+    stdin: _Stdin = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
     max_restarts: _MaxRestarts = None,
     restart_preempted: _RestartPreempted = False,
     stalled_after: _StalledAfter = None,
+    quiet: _Quiet = False,
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     coordinator: Coordinator = None,
@@ -226,7 +273,7 @@ def run(
     _refused: Refused = None,
     _refused_flags: RefusedFlags = False,
 ) -> None:
-    """Run a Python program as N processes on each of one or more hosts, joined as one job."""
+    """Run a program as N processes on each of one or more hosts, joined as one job."""
     if sys.platform == "win32":
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
@@ -235,6 +282,9 @@ def run(
         max_restarts=max_restarts,
         restart_preempted=restart_preempted,
         stalled_after=stalled_after,
+        no_python=no_python,
+        stdin=stdin,
+        quiet=quiet,
     )
     raise typer.Exit(_launch(request))
 
@@ -255,16 +305,27 @@ def check(request: RunRequest) -> _Checked:
       UsageError: an argument is wrong; all problems at once.
     """
     problems: list[str] = []
-    processes = _count("-n", request.processes, problems)
     devices = None
     if request.devices is not None:
         devices = _count("--devices", request.devices, problems)
+    if request.processes == "auto":
+        processes: int | None = _num_processes(request)[0]
+    else:
+        processes = _count("-n", request.processes, problems, instead=", or auto")
     nodes = check_nodes(request.nodes, problems)
     is_alone = request.nodes.nodes in (None, "1")
-    indices = _indices(request.only, processes if is_alone else None, problems)
+    ranks = processes if is_alone else None
+    indices = _indices("--only", request.only, ranks, problems)
+    readers = _indices("--stdin", request.stdin, ranks, problems)
+    if request.stdin is not None and len(readers) > 1:
+        problems.append(f"--stdin {request.stdin!r}: one process only can read it")
     restarts, stalled_after_s = _restarts(request, problems), _time(request, problems)
     if not request.program:
         problems.append("no program: pass a script, or -m and a module (shoal run --help)")
+    elif request.no_python and request.module:
+        problems.append("--no-python is for a command, -m for a module of Python: pass one of them")
+    elif request.no_python:
+        problems += _wrong_command(request.program[0])
     elif request.module:
         problems += _wrong_module(request.program[0])
     else:
@@ -274,7 +335,14 @@ def check(request: RunRequest) -> _Checked:
     raise_all("run", problems)
     is_shown = is_alone or request.only
     shown = indices if is_shown else None
-    return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s)
+    stdin = None if request.stdin is None else min(readers)
+    return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s, stdin)
+
+
+def _num_processes(request: RunRequest) -> tuple[int, str]:
+    """Return how many processes `-n auto` means, and the reason."""
+    forced = {} if request.devices is None else {"JAX_PLATFORMS": "cpu"}
+    return num_processes({**os.environ, **forced})
 
 
 def _time(request: RunRequest, problems: list[str]) -> float | None:
@@ -334,6 +402,12 @@ def _launch(request: RunRequest) -> int:
     if checked.devices is not None:
         warning = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {warning}\n" if warning else "", end="", file=sys.stderr)
+    if request.processes == "auto":
+        count, why = _num_processes(request)
+        said = "1 process" if count == 1 else f"{count} processes"
+        print(f"shoal run: -n auto: {said}, {why}", file=sys.stderr)
+    if sys.stderr.isatty() and (words := _misplaced(request)):
+        print(f"shoal run: {words}", file=sys.stderr)
     if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
     node = checked.nodes.node if checked.nodes else None
@@ -344,8 +418,9 @@ def _launch(request: RunRequest) -> int:
     if words := why_no_loopback():
         raise InitializeError(f"run: {words}\n{LOOPBACK_ADVICE}")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
+        command, is_python = _command(request)
         order = JobOrder(
-            (("-m",) if request.module else ()) + request.program,
+            command,
             checked.processes,
             checked.devices,
             checked.shown,
@@ -360,6 +435,9 @@ def _launch(request: RunRequest) -> int:
             checked.nodes,
             checked.restarts,
             math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
+            is_python=is_python,
+            stdin=checked.stdin,
+            quiet=request.quiet,
         )
         return run_in_supervisor(Attempts(order, _crew_of).run)
 
@@ -374,26 +452,32 @@ def _wrong_log_dir(folder: str) -> list[str]:
     return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
-def _count(option: str, value: str, problems: list[str], least: int = 1) -> int | None:
+def _count(
+    option: str, value: str, problems: list[str], least: int = 1, instead: str = ""
+) -> int | None:
     if value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS and int(value) >= least:
         return int(value)
-    problems.append(f"{option} {value} must be a whole number, at least {least}")
+    problems.append(f"{option} {value} must be a whole number, at least {least}{instead}")
     return None
 
 
-def _indices(only: str | None, processes: int | None, problems: list[str]) -> frozenset[int]:
-    """Return the ranks whose output is shown."""
-    if only is None:
+def _indices(
+    option: str, given: str | None, processes: int | None, problems: list[str]
+) -> frozenset[int]:
+    """Return the ranks of an option; by default all."""
+    if given is None:
         return frozenset(range(processes or 0))
-    shown = set()
-    for part in (part.strip() for part in only.split(",")):
+    ranks = set()
+    for part in (part.strip() for part in given.split(",")):
         if not (part.isascii() and part.isdigit()):
-            problems.append(f"--only {only!r}: {part!r} is not a rank; pass ranks, as in 0,3")
+            problems.append(f"{option} {given!r}: {part!r} is not a rank; pass ranks, as in 0,3")
         elif processes is not None and int(part) >= processes:
-            problems.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
+            problems.append(
+                f"{option} {part}: the ranks of -n {processes} are 0 to {processes - 1}"
+            )
         else:
-            shown.add(int(part))
-    return frozenset(shown)
+            ranks.add(int(part))
+    return frozenset(ranks)
 
 
 def _wrong_script(script: str) -> list[str]:
@@ -416,47 +500,179 @@ def _wrong_script(script: str) -> list[str]:
         return [f"{link} (script {script!r})"]
     hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
     if not hint and shutil.which(script):
-        return [f"{script!r} is a command; shoal run starts only Python scripts and modules"]
+        return [f"{script!r} is a command, not a script: pass --no-python to start it"]
     return [f"there is no script {script!r}{hint}"]
 
 
 def _wrong_content(path: str) -> list[str]:
-    """Return a message if the file is clearly not a Python program."""
+    """Return a message if the file cannot be started."""
     try:
-        with open(path, "rb") as file:
-            head = file.read(256)
+        is_python = _is_python(path)
     except OSError as error:
         return [f"script {path!r} cannot be read: {error.strerror}"]
+    if is_python:
+        return []
+    if os.access(path, os.X_OK):
+        return _wrong_first_line(path)
+    return [f"{path!r} is neither a Python script nor executable: chmod +x {shlex.quote(path)}"]
+
+
+def _is_python(path: str) -> bool:
+    """Return whether a script is Python's: not clearly another program."""
+    with open(path, "rb") as file:
+        head = file.read(256)
     shebang = head.partition(b"\n")[0] if head.startswith(b"#!") else b""
-    if head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe")) or (
-        shebang and b"python" not in shebang and not path.endswith(".py")
-    ):
-        return [
-            f"{path!r} is not a Python script; shoal run starts only Python scripts and modules"
-        ]
-    return []
+    if path.endswith(".sh") and b"python" not in shebang:
+        return False
+    if shebang and b"python" not in shebang and not path.endswith(".py"):
+        return False
+    return not head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe"))
+
+
+def _wrong_command(command: str) -> list[str]:
+    """Return a message if a command cannot be found."""
+    if path := shutil.which(command):
+        return _wrong_first_line(path)
+    here = os.path.join(".", command)
+    if os.path.dirname(command):
+        return [f"there is no command {command!r}, or it is not executable"]
+    if os.access(here, os.X_OK) and os.path.isfile(here):
+        return [f"there is no command {command!r} on the PATH; did you mean {here!r}?"]
+    return [f"there is no command {command!r} on the PATH"]
+
+
+def _wrong_first_line(path: str) -> list[str]:
+    """Return a message if a script of a shell names no program that can start it."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:  # a command that can be executed only
+        return []
+    if path.endswith(".sh") and not first.startswith(b"#!"):
+        return [f"the first line of {path!r} must name what starts it, as #!/bin/sh"]
+    named = re.match(rb"#![ \t]*([^ \t\n]+)", first)
+    if named is None or os.path.exists(named[1]):
+        return []
+    advice = "; its lines end as in Windows" if named[1].endswith(b"\r") else ""
+    return [f"{path!r} is started by {os.fsdecode(named[1])!r}, which is not there{advice}"]
+
+
+def _command(request: RunRequest) -> tuple[tuple[str, ...], bool]:
+    """Return the command of each process, and whether Python runs it."""
+    if request.module:
+        return ("-m", *request.program), True
+    script, *arguments = request.program
+    if request.no_python:
+        return request.program, False
+    if os.path.isdir(script) or _is_python(script):
+        return request.program, True
+    return (os.path.join(".", script), *arguments), False  # a file, and not on the PATH
+
+
+def _misplaced(request: RunRequest) -> str:
+    """Return a note on options of `shoal run` after the script, if the script does not name them.
+
+    They are the script's. What a script may name is searched in its text: `"--devices"`,
+    `devices: int`, `log_dir=`, but no `jax.devices()`. -m is left out: Hydra has it too.
+    """
+    script, *arguments = request.program
+    typed = [word.partition("=")[0] for word in arguments if word.startswith("-")]
+    if request.quiet or request.module or not typed or not os.path.isfile(script):
+        return ""
+    with open(script, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    ours = [word for word in dict.fromkeys(typed) if word in _own_options()]
+    found = [word for word in ours if not _names_option(text, word)]
+    if not found:
+        return ""
+    return f"{', '.join(found)} after {script} goes to it; options of shoal run precede the script"
+
+
+def _own_options() -> set[str]:
+    """Return the options of `shoal run` in all spellings."""
+    spellings = set[str]()
+    for name, hint in get_type_hints(run, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            if isinstance(option, OptionInfo) and not option.hidden and name != "module":
+                words = [option.default, *(option.param_decls or ())]  # typer's order in Annotated
+                declared = "/".join(word for word in words if isinstance(word, str))
+                spellings.update((declared or f"--{name.replace('_', '-')}").split("/"))
+    return spellings
+
+
+def _names_option(text: str, option: str) -> bool:
+    if not option.startswith("--"):
+        return re.search(rf"{option}(?!\w)", text) is not None
+    name = re.sub("[-_]", "[-_]", option.removeprefix("--"))
+    return re.search(rf"(?<![\w.]){name}(?![\w(])", text) is not None
 
 
 def _wrong_module(name: str) -> list[str]:
-    """Return a message if the top-level package of a module cannot be found from here."""
-    import importlib.util
-    import pkgutil
+    """Return a message if a module cannot be found from here; no code of its packages runs."""
+    import pkgutil  # noqa: F401 (now: later a file of this directory could be found instead)
 
-    top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     try:
-        if importlib.util.find_spec(top) is not None:
-            return []
-    except (ImportError, ValueError):
-        pass
+        return _missing_module(name)
     finally:
         del sys.path[0]
-    hint = nearest(top, [found.name for found in pkgutil.iter_modules([os.getcwd()])])
-    script = "; leave out -m for a script" if os.path.isfile(name) else hint
-    return [f"there is no module {top!r}{script}"]
 
 
-# ---- The options of `shoal run` for several hosts, and the torchrun options that it refuses.
+def _missing_module(name: str) -> list[str]:
+    package, places, is_certain = "", sys.path, True
+    for part in (*name.split("."), "__main__"):
+        here = f"{package}.{part}" if package else part
+        spec = _spec_of(here, places if package else None) if part else None
+        if spec is None:
+            return [_no_module(name, here, package, places)] if is_certain else []
+        inside = spec.submodule_search_locations
+        if inside is None and len(here) < len(name):
+            advice = "; leave out .py" if name == f"{here}.py" else ""
+            return [f"there is no module {name!r}: {here!r} is not a package{advice}"]
+        if inside is None:
+            break
+        if spec.origin is None:  # a namespace
+            inside = [os.path.join(place, part) for place in places]
+        elif _sets_path(spec.origin):
+            is_certain = False
+        package, places = here, [*inside]
+    return []
+
+
+def _spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    from importlib.machinery import ModuleSpec
+
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, places)
+        except KeyError:  # a namespace, whose package would have to be imported
+            return ModuleSpec(name, None, is_package=True)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _sets_path(file: str) -> bool:
+    """Return whether a package decides itself where its modules are."""
+    try:
+        with open(file, "rb") as stream:
+            return b"__path__" in stream.read()
+    except OSError:
+        return True
+
+
+def _no_module(name: str, missing: str, package: str, places: Sequence[str]) -> str:
+    from pkgutil import iter_modules
+
+    if name and package == name:
+        return f"package {name!r} holds no __main__.py: pass -m {name}.MODULE"
+    if os.path.isfile(name):
+        return f"there is no module {missing!r}; leave out -m for a script"
+    beside = iter_modules(places if package else [os.getcwd()], f"{package}.".lstrip("."))
+    return f"there is no module {missing!r}{nearest(missing, [one.name for one in beside])}"
+
+
+# ---- The options of `shoal run` for several hosts, and those of other launchers that it refuses.
 
 
 MOST_DIGITS = 9  # of any number of nodes, or port
@@ -515,28 +731,48 @@ _INSTEAD: Mapping[str, str] = {
     "--local-addr": "leave it out: pass --coordinator a name that all hosts resolve",
     "--logs-specs": "pass --log-dir DIR",
 }
+# Options of mpirun and srun: whose it is, and what to write instead.
+_OF_OTHERS: Mapping[str, tuple[str, str]] = {
+    "--hostfile": (
+        "mpirun",
+        "run the command on each host, with --nnodes N --node-rank K --coordinator HOST:PORT",
+    ),
+    "--bind-to": (
+        "mpirun",
+        "leave it out: the system schedules the processes; to bind them, pass --no-python and a "
+        "script that calls taskset or numactl",
+    ),
+    "-x": (
+        "mpirun",
+        "leave it out: the processes get all variables; to set one, write NAME=VALUE shoal run …",
+    ),
+    "--ntasks": ("srun", "pass -n N, the number of processes on this host"),
+}
 _INSTEAD_OF_FLAGS: Mapping[str, str] = {
     "--standalone": "leave it out: without --nnodes all processes run on this host",
-    "--no-python": "pass a Python script, or -m and a module: nothing else is started",
     "--run-path": "pass the script itself",
 }
 
 
 def _refuse(value: str | bool | None) -> None:
-    """Refuse an option of torchrun; the error says what to write instead."""
+    """Refuse an option of another launcher; the error says what to write instead."""
     if not value:
         return
-    table = {**_INSTEAD, **_INSTEAD_OF_FLAGS}
+    of_torchrun = {**_INSTEAD, **_INSTEAD_OF_FLAGS}
+    table = {**{name: ("torchrun", words) for name, words in of_torchrun.items()}, **_OF_OTHERS}
     typed = [word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]]
-    name = next((word for word in typed if word in table), "")
-    advice = table.get(name, "see shoal run --help")
-    raise UsageError(f"run: {name or 'this option'} of torchrun is not an option here: {advice}")
+    typed = [f"-{word}" if f"-{word}" in _OF_OTHERS else word for word in typed]  # mpirun's
+    name = next((word for word in typed if word in table), "this option")
+    whose, advice = table.get(name, ("another launcher", "see shoal run --help"))
+    raise UsageError(f"run: {name} of {whose} is not an option here: {advice}")
 
 
 Refused = Annotated[
     str | None,
     typer.Option(
         *(spelling for name in _INSTEAD for spelling in dict.fromkeys(_both(name))),
+        *_OF_OTHERS,
+        *("-hostfile", "-bind-to"),
         hidden=True,
         callback=_refuse,
     ),

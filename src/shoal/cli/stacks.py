@@ -36,13 +36,13 @@ Examples:
 
 \b
 Processes whose main threads are at the same line are shown once, as Python
-shows a traceback: the calls of the program, the innermost last, and the number
-of frames of each library below (SHOAL_TRACEBACK=full shows all). shoal's own
-threads are omitted (--json has them, and full stacks). A process answers even
-while its main thread hangs in native code, such as a collective. It cannot
-answer while it is frozen or disconnected, or while native code holds its
-interpreter lock. Such processes are listed last. A debugger on their host
-(py-spy, gdb) may show more.
+shows a traceback: the calls of the program, the innermost last, and the
+number of frames of each library below (SHOAL_TRACEBACK=full shows all).
+shoal's own threads are omitted (--json has them, and full stacks). A process
+answers even while its main thread hangs in native code, such as a collective.
+It cannot answer while it is frozen or disconnected, or while native code
+holds its interpreter lock. Such processes are listed last. A debugger on
+their host (py-spy, gdb) may show more.
 
 \b
 Exit code:

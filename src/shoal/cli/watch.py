@@ -24,7 +24,7 @@ from shoal.errors import ProcessLostError, UsageError, nearest, raise_all
 from shoal.paths import local_path
 
 _HELP = """\
-Show the processes of a running job: where each one is, and since when.
+Show where each process of a running job is, and since when.
 
 WHERE is host:port of the job's coordinator, or the log directory of shoal run (with its
 job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. The command
@@ -42,20 +42,21 @@ Examples:
 \b
 Read it from the top. Processes that are not at the same call as the majority
 come first, because the others are waiting for them. Lost, failed, stopped and
-silent processes lead, then slow ones (1.5 times the median or more), then those
-furthest behind. If the rows do not fit, processes at the same call share a row,
-with their largest compute time, time there and memory.
+silent processes lead, then slow ones (1.5 times the median or more), then
+those furthest behind. If the rows do not fit, processes at the same call
+share a row, with their largest compute time, time there and memory.
   step time     the median of a process's last 64 steps (in the summary)
-  compute time  the step time without waits for other processes in shoal calls,
-                and its ratio to the median over all processes
-  waits at barrier 'x' (train.py:31)   in a call that waits for other processes
-  last at barrier 'x' (train.py:31)    its last shoal call, which has returned
-  stopped                              frozen by a signal (SIGSTOP, a debugger)
-  silent                               runs, but sends no heartbeats
+  compute time  the step time without waits for other processes in shoal
+                calls, and its ratio to the median over all processes
+  waits at barrier 'x' (train.py:31)  in a call that waits for other processes
+  last at barrier 'x' (train.py:31)   its last shoal call, which has returned
+  stopped                             frozen by a signal (SIGSTOP, a debugger)
+  silent                              runs, but sends no heartbeats
 
 \b
 The command exits when the job is over, or with Ctrl-C.
-Without a terminal it prints plain text: once, unless --every or --log is given.
+Without a terminal it prints plain text: once, unless --every or --log is
+given.
 Exit code:
   0      the job is over, or it was shown once
   2      wrong usage, or no such job

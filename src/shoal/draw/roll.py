@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.errors import counted
 from shoal.runtime.job_status import SLOW
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stalls import NO_PROGRESS
@@ -216,7 +217,8 @@ def render_roll(
         parts.append(Text(f"too narrow for {', '.join(left_out)}", style="dim"))
     if len(rows) > len(shown):
         rest = sum(len(row.members) for row in rows[len(shown) :])
-        parts.append(Text(f"and {rest} more processes in {len(rows) - len(shown)} rows: --all"))
+        more = counted(rest, "more process", "more processes")
+        parts.append(Text(f"and {more} in {counted(len(rows) - len(shown), 'row')}: --all"))
     parts += [_service(service) for service in roll.services]
     if note:
         parts.append(Text(note, style="bold red"))

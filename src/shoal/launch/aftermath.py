@@ -50,6 +50,7 @@ from shoal.runtime.system.failure_words import headline_of, listed
 
 # Of the interpreter; of C++, as printed by absl and the standard library.
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
+NOT_RECORDED = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
@@ -286,7 +287,7 @@ def _by_itself(ending: Ending) -> Cause:
             frames=() if is_outside else ending.crashed_at,
             memory=_memory(ending) if name == "SIGKILL" else None,
         )
-    words = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
+    words = NOT_RECORDED
     if ending.gone is not None and ending.gone.state == "failed":
         sent, said = ending.gone.record, headline_of(ending.gone.words)
         reported = dataclasses.replace(cause, words=(f"It had reported: {said}",))
@@ -299,6 +300,8 @@ def _by_itself(ending: Ending) -> Cause:
         words += "initialize(hooks=False) without shutdown()."
     elif ending.code == REQUEUE:
         words = _REQUEUED
+    elif not ending.is_python:
+        return cause
     return dataclasses.replace(cause, words=(words,))
 
 

@@ -13,8 +13,13 @@ from __future__ import annotations
 import sys
 from types import ModuleType, TracebackType
 
+TYPE_CHECKING = False  # as of `typing`, which is not loaded yet
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _CLUSTERS = "jax._src.clusters"
 _HIGH = 200  # the lowest descriptor for the file of faults
+_USAGE, _INTERRUPTED = 2, 130  # exit codes
 
 
 class _ClustersHook:
@@ -59,22 +64,31 @@ def run(arguments: list[str]) -> None:
         names["__annotations__"] = {}
     main.__dict__.update(names)
     pid = _pid()
-    record_file = _take_record_file(pid)
+    record_file, path = _take_record_file(pid), (*sys.path,)
+
+    def note(error: BaseException) -> bool:
+        return _record(error, record_file, path)
+
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], arguments[1:])
         else:
             _run_script(main, arguments)
     except SystemExit as error:
+        is_of_runpy = arguments[0] == "-m" and _of_program(error.__traceback__) is None
+        if is_of_runpy and record_file[0]:  # no such module, or it cannot be run
+            print(error.code, file=sys.stderr)
+            error.code = _USAGE
+            error.__traceback__ = error.__context__ = None
         _show_to_hooks(error)
         if _pid() == pid:  # no fork that ends here, too
             if error.code:
-                _record(error, record_file)
+                note(error)
             else:
                 _wait_for_others()
         raise
     except BaseException as error:
-        _hide_our_frames(error, record_file)
+        _hide_our_frames(error, note)
         raise
     if _pid() == pid:
         _wait_for_others()
@@ -182,14 +196,18 @@ def _note_faults(file: int) -> None:
         faulthandler.enable(file, all_threads=False)
 
 
-def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None:
-    """Remove the frames before the program from the traceback passed to the excepthook."""
+def _hide_our_frames(error: BaseException, note: Callable[[BaseException], bool]) -> None:
+    """Remove the frames before the program from the traceback passed to the excepthook.
+
+    Args:
+      note: records an exception for the launcher, and returns whether it could.
+    """
     trace = _of_program(error.__traceback__)
     shown_by, pid = sys.excepthook, _pid()
 
     def show(kind: type[BaseException], value: BaseException, _trace: TracebackType | None) -> None:
         value = value.with_traceback(trace)
-        is_recorded = _pid() == pid and _record(value, record_file)
+        is_recorded = _pid() == pid and note(value)
         try:
             if is_recorded and shown_by is sys.__excepthook__:
                 from shoal.runtime.failures.last_record import for_the_log
@@ -198,6 +216,8 @@ def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None
                     shown_by(kind, value, trace)
             else:
                 shown_by(kind, value, trace)
+            if is_recorded and isinstance(value, KeyboardInterrupt):
+                sys.exit(_INTERRUPTED)  # Python's own depends on the imports since
         except BaseException as raised:  # by a hook of the program; Python shows it
             raised.__traceback__ = _of_program(raised.__traceback__) or raised.__traceback__
             raise  # a bare one adds no entry for this frame
@@ -205,16 +225,48 @@ def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None
     sys.excepthook = show
 
 
-def _record(error: BaseException, record_file: tuple[str, int]) -> bool:
-    """Let the launcher know how the program ended; return whether it can."""
+def _record(error: BaseException, record_file: tuple[str, int], path: tuple[str, ...]) -> bool:
+    """Let the launcher know how the program ended; return whether it can.
+
+    What that needs is imported as if the program's directory was the last of the path: a file there
+    may have the name of a module of Python.
+
+    Args:
+      path: where Python looked for modules before the program's directory was added.
+    """
     if not record_file[0]:
         return False
+    of_program, hidden = sys.path, {}
     try:
+        hidden = {name: sys.modules.pop(name) for name in _hiding_others(path)}
+        sys.path = [*path, *of_program]
         from shoal.runtime.failures.last_record import record
 
         return record(error, record_file=record_file)
     except Exception:  # noqa: BLE001 (the program may have changed what an import needs)
         return False
+    finally:
+        sys.path = of_program
+        sys.modules.update(hidden)
+
+
+def _hiding_others(path: tuple[str, ...]) -> list[str]:
+    """Return the modules of the program that have names of Python's, or of shoal."""
+    import os
+
+    dirname = os.path.dirname
+    own = {*path, dirname(os.__file__), dirname(dirname(dirname(__file__)))}
+    tops = set()
+    for name in {*sys.stdlib_module_names, "shoal"} & sys.modules.keys():
+        module = sys.modules[name]
+        if not isinstance(module, ModuleType):
+            continue
+        names = object.__getattribute__(module, "__dict__")  # a lazy module is not loaded
+        if isinstance(names.get("__file__"), str):  # else it is built in
+            folder = dirname(names["__file__"])
+            if (dirname(folder) if "__path__" in names else folder) not in own:
+                tops.add(name)
+    return [name for name in [*sys.modules] if name.partition(".")[0] in tops]
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:

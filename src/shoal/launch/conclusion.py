@@ -27,7 +27,7 @@ from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
 
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to end
+_REQUESTS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)  # to end
 
 
 class Loss(NamedTuple):
@@ -197,6 +197,17 @@ def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews 
     return None
 
 
+def _wants_input(root: Ending) -> bool:
+    """Return whether a process failed since a debugger, or `input`, found no standard input."""
+    error = None if root.has_input or root.record is None else root.record.cause.error
+    if error is None:
+        return False
+    # JAX's debugger calls sys.exit(0), in a callback of the device.
+    of_jax = "SystemExit: 0" in error.message and "(jdb)" in root.output
+    of_input = error.type == "EOFError" and error.message == "EOF when reading a line"
+    return error.type == "BdbQuit" or of_jax or of_input
+
+
 def _failed(roots: Sequence[Ending], job: EndedJob, news: News) -> Conclusion:
     """Return the conclusion about the first failure."""
     root = roots[0]
@@ -211,6 +222,10 @@ def _failed(roots: Sequence[Ending], job: EndedJob, news: News) -> Conclusion:
     absent = "" if is_explained else news.absent_words()
     if failure.kind == "not_joined" and news.joined and absent:
         failure = dataclasses.replace(failure, advice=(f"{capital(absent)}.",))
+    if _wants_input(root):
+        number = root.process
+        words = f"Process {number} has no standard input. To give it yours, pass --stdin {number}."
+        failure = dataclasses.replace(failure, advice=(*failure.advice, words))
     return Conclusion(
         failure.exit_code,
         failure=failure,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.runtime.startup import inherited
 from shoal.runtime.system import local_devices
 from shoal.runtime.system.child_process import uninspected
 from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
@@ -65,12 +66,16 @@ def variables(
     process: int,
     start: JobStart,
     devices: int | None,
+    stdin: int | None = None,
     progress_file: str = "",
     record_file: str = "",
 ) -> dict[str, str]:
     """Return the whole environment of one process: `outer`, updated with the job's variables.
 
     JAX's and torch's variables are included, so that unmodified programs find each other.
+
+    Args:
+      stdin: the process that reads standard input; None: the only one.
     """
     ours = _place(process, start) | {
         "SHOAL_TOKEN": start.token,
@@ -96,9 +101,17 @@ def variables(
     env |= ours
     if gpus := _share_of_gpus(env):
         env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, gpus))  # read by JAX alone, too
-    if start.total > 1:  # its standard input is /dev/null
+    if not has_input(process, start, stdin):
         env = uninspected(env)
-    return env | cpu_threads(chosen_devices(env), outer)
+    if stdin not in (None, process):  # breakpoint() stops where there is input
+        env["PYTHONBREAKPOINT"] = "0"
+    env |= cpu_threads(chosen_devices(env), outer)
+    return env | {inherited.VARIABLE: inherited.note_of(env)}
+
+
+def has_input(process: int, start: JobStart, stdin: int | None) -> bool:
+    """Return whether a process reads standard input; the others have /dev/null."""
+    return process == stdin or (stdin is None and start.total == 1)
 
 
 def _place(process: int, start: JobStart) -> dict[str, str]:

@@ -15,23 +15,26 @@ import sys
 import time
 from collections.abc import Callable
 
+from shoal.errors import counted
+from shoal.launch import child
+from shoal.launch.aftermath import NOT_RECORDED
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
-from shoal.launch.environment import JobStart, variables
+from shoal.launch.environment import JobStart, has_input, variables
 from shoal.launch.log_dir import (
     JOB_FILE,
-    remove_failure,
     remove_job_file,
     write_failure,
     write_job_file,
 )
 from shoal.launch.loop import Console, ReportFiles
 from shoal.launch.order import JobOrder
-from shoal.launch.output import Log, paint_prefixes
+from shoal.launch.output import Log, display_of, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
 from shoal.launch.services import late_words
 from shoal.runtime.exit.first_failure import is_signal_from_outside
-from shoal.runtime.failures.facts import Memory
+from shoal.runtime.failures.facts import Cause, Memory
+from shoal.runtime.failures.headline import seconds
 from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
@@ -58,6 +61,8 @@ _SAVE_POLL_S = 0.05
 _SERVICES_POLL_S = 0.25
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
+_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # which sends them to grandchildren too
+_SAME_S = 1.0  # a signal to all processes of the job reaches both of the launcher's within this
 
 
 class _LauncherDiedError(Exception):
@@ -84,6 +89,7 @@ class Job:
         self._processes = Processes()
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
+        self._heard: dict[int, tuple[bool, float]] = {}  # signals: by the launcher, and when
         self._trouble = ""  # why the job failed, if no process of it was the cause
         self._is_of_services = False  # the trouble
         self._is_service_killed = False  # by a signal from outside, which is the trouble
@@ -99,6 +105,7 @@ class Job:
     def run(self, orders_fd: int) -> Conclusion:
         """Run the job to its end and return how it ended."""
         self._loop.read_orders(orders_fd, self._take_orders)
+        self._loop.read_signals(lambda number: self._hear(number, by_launcher=False))
         try:
             self._start()
             self._watch(lambda: self._processes.alive)
@@ -106,7 +113,7 @@ class Job:
             end = self._end_of_host()
             if self._crew.services:
                 self._crew.services.close()
-            self._watch(lambda: self._loop.has_input, time.monotonic() + _DRAIN_S)
+            self._drain()
             self._loop.silence()
             conclusion = self._conclude(end)
             self._flush()
@@ -185,8 +192,7 @@ class Job:
         self._processes.first = start.share.first
         self._log_dir = order.attempt_dir(start.attempt)
         os.makedirs(self._log_dir, exist_ok=True)
-        if not start.attempt:
-            remove_failure(order.log_dir)
+        by_python = [sys.executable, child.__file__] if order.is_python else []
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
             progress, record = self._progress_file(index), self._record_file(index)
@@ -196,7 +202,7 @@ class Job:
                     os.unlink(path)
             is_shown = order.shown is None or index in order.shown
             shown = [
-                (outlet if is_shown else None, prefixes[index])
+                display_of(outlet, prefixes[index], is_alone=start.total == 1) if is_shown else None
                 for outlet, prefixes in zip(outlets, painted, strict=True)
             ]
             env = variables(
@@ -204,12 +210,19 @@ class Job:
                 process=index,
                 start=start,
                 devices=order.devices,
+                stdin=order.stdin,
                 progress_file=progress,
                 record_file=record,
             )
-            is_alone = start.total == 1
             self._processes.start(
-                order.command, env, self._loop, shown, log, record=record, stdin=is_alone
+                [*by_python, *order.command],
+                env,
+                self._loop,
+                shown,
+                log,
+                record=record,
+                stdin=has_input(index, start, order.stdin),
+                is_python=order.is_python,
             )
 
     def _progress_file(self, process: int) -> str:
@@ -371,7 +384,17 @@ class Job:
         if not data:
             raise _LauncherDiedError
         for number in data:
-            self._interrupt(signal.Signals(number))
+            self._hear(signal.Signals(number), by_launcher=True)
+
+    def _hear(self, number: signal.Signals, *, by_launcher: bool) -> None:
+        """Take a signal to the launcher, or to this process, which counts as one to the launcher;
+        one to all processes of the job is both."""
+        now_s = time.monotonic()
+        was_by_launcher, at_s = self._heard.pop(number, (by_launcher, -math.inf))
+        if was_by_launcher != by_launcher and now_s - at_s < _SAME_S:
+            return
+        self._heard[number] = by_launcher, now_s
+        self._interrupt(number)
 
     def _interrupt(self, number: signal.Signals) -> None:
         """Pass on a signal to the launcher; a second Ctrl-C kills."""
@@ -404,7 +427,7 @@ class Job:
             self._limit_end()
             self._processes.ask(signal.SIGTERM)
         else:
-            self._end(number if number == signal.SIGINT else signal.SIGTERM)
+            self._end(number if number in _FROM_TERMINAL else signal.SIGTERM)
         if number in _ENDINGS and self._has_time:
             self._kill_at_s = kill_at_s  # said once more
         elif number in _ENDINGS and not self._processes.failed:
@@ -415,11 +438,11 @@ class Job:
     def _end(self, number: signal.Signals) -> None:
         """Ask all living processes to end, and schedule their kill.
 
-        SIGINT goes to grandchildren too, as from a terminal. SIGTERM does not, as with `kill`:
-        helpers that a process needs to save its work (data loaders) stay alive.
+        SIGINT and SIGQUIT go to grandchildren too, as from a terminal. SIGTERM does not, as with
+        `kill`: helpers that a process needs to save its work (data loaders) stay alive.
         """
         self._limit_end()
-        self._processes.end(number, groups=number == signal.SIGINT)
+        self._processes.end(number, groups=number in _FROM_TERMINAL)
 
     def _limit_end(self) -> None:
         """Schedule the kill of processes that are asked to end now."""
@@ -523,7 +546,7 @@ class Job:
     def _report(self, conclusion: Conclusion) -> None:
         """Print how the job ended, the cause last."""
         if conclusion.failure is None:
-            self._print(*conclusion.lines)
+            self._print(*(conclusion.lines or self._good_words()))
             return
         advice = (*conclusion.failure.advice, *conclusion.lines)
         folder = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
@@ -533,8 +556,9 @@ class Job:
         are_there = os.path.isdir(self._log_dir)
         if not are_there:
             self._print(f"the directory of the logs was removed while the job ran: {self._log_dir}")
-            causes = (dataclasses.replace(cause, log="") for cause in failure.causes)
-            failure = dataclasses.replace(failure, causes=tuple(causes), logs="")
+            failure = dataclasses.replace(
+                failure, causes=tuple(map(_without_files, failure.causes)), logs=""
+            )
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
         if are_there and (words := write_failure(self._log_dir, failure)):
@@ -543,15 +567,34 @@ class Job:
         files = ReportFiles(logs, self._order.import_root, conclusion.reported_by)
         self._console.report(failure, files)
 
+    def _good_words(self) -> list[str]:
+        """Return the last line of a good run: for a person, as programs compare what is printed."""
+        start = self._crew.start
+        if start is None or self._order.quiet or not self._console.err.terminal:
+            return []
+        duration = seconds(time.monotonic() - self._start_s)
+        return [f"finished after {duration}: {counted(start.total, 'process', 'processes')}"]
+
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._outliving = None
 
+    def _drain(self) -> None:
+        """Read the last output; while its reader is slow, it has time."""
+        until_s = time.monotonic() + _DRAIN_S
+
+        def is_draining() -> bool:
+            nonlocal until_s
+            now_s = time.monotonic()
+            if self._loop.is_full and not self._interrupted:
+                until_s = now_s + _DRAIN_S
+            return self._loop.has_input and now_s < until_s
+
+        self._watch(is_draining, poll_s=_DRAIN_S)
+
     def _flush(self) -> None:
         """Wait until the output is written; a slow reader has time, a signal ends the wait."""
         self._without_deadlines()
-        for outlet in self._loop.outlets:
-            outlet.end_line()
 
         def is_parting() -> bool:
             return bool(self._loop.writes) or self._crew.is_waiting
@@ -559,3 +602,9 @@ class Job:
         self._watch(lambda: is_parting() and not self._interrupted)
         if self._interrupted:
             self._watch(is_parting, time.monotonic() + _TAKE_S)
+
+
+def _without_files(cause: Cause) -> Cause:
+    """Return a cause without what the files of its process would show: they were removed."""
+    words = tuple(line for line in cause.words if line != NOT_RECORDED)
+    return dataclasses.replace(cause, log="", words=words)

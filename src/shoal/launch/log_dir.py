@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import json
 import os
+import re
 import shlex
 import socket
 import tempfile
@@ -35,7 +35,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 def open_log_dir(
     folder: str | None, command: Sequence[str], node: int | None = None
 ) -> Iterator[str]:
-    """Yield the absolute path of a directory that belongs to this job alone during the block.
+    """Yield the absolute path of a directory that belongs to this job alone during the block,
+    without the files of an earlier one.
 
     The launchers of a job on several hosts may share it: each has a lock of its own.
 
@@ -65,6 +66,8 @@ def open_log_dir(
         why = why_refused(error, folder)
         raise UsageError(f"run: --log-dir {folder!r}: {why}") from None
     path = os.path.abspath(folder)
+    if not node or not _is_shared(path, lock):  # node 0 writes first, and before it the others none
+        _remove_earlier(path)
     try:
         yield path
     finally:
@@ -197,8 +200,30 @@ def write_failure(log_dir: str, failure: JobFailure) -> str:
     return ""
 
 
-def remove_failure(log_dir: str) -> None:
-    """Remove the files of an earlier job, and of its attempts."""
-    for path in (log_dir, *glob.glob(os.path.join(glob.escape(log_dir), "attempt*"))):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(path, FAILURE_FILE))
+# ---- What an earlier job has left, perhaps with more processes or attempts than this one.
+
+
+_WRITTEN = re.compile(  # by shoal: logs, what processes recorded, and the files above
+    r"p\d{4,}\.log|\.p\d{4,}\.(progress|record|record\.fault)|(coordinator|jax_service)\.log"
+    r"|(job|failure)\.json(\.\d+)?"
+)
+_ATTEMPT = re.compile(r"attempt\d+")
+
+
+def _remove_earlier(folder: str) -> None:
+    """Remove what earlier jobs have written there, and nothing else."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _ATTEMPT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                _remove_earlier(entry.path)
+                with contextlib.suppress(OSError):  # it holds other files
+                    os.rmdir(entry.path)
+            elif _WRITTEN.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+
+
+def _is_shared(folder: str, lock: str) -> bool:
+    """Return whether a launcher of another node has a lock there."""
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"job\.node\d+\.lock", name)]
+    return names != [lock]

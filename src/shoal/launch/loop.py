@@ -39,15 +39,21 @@ class Loop:
         self._selector = poll()
         self._sources: dict[int, tuple[IO[bytes], Feed, Close]] = {}
         self._never_paused: set[int] = set()
-        self._streams: list[LineStream] = []
-        self._paused = False
-        self._woken_fd = _wake_on_child_exit()
+        self._streams: dict[int, LineStream] = {}
+        self._paused: set[int] = set()
+        self._on_signal: Callable[[signal.Signals], None] = lambda number: None
+        self._woken_fd = _wake_on_signals()
         self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
 
     @property
     def has_input(self) -> bool:
         """Whether any pipe given to `listen` is still open."""
         return bool(self._sources)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much output is unread that the processes have to wait."""
+        return any(len(outlet.waiting) > _WAITING_BYTES for outlet in self.outlets)
 
     @property
     def writes(self) -> bool:
@@ -73,6 +79,10 @@ class Loop:
 
         self._selector.register(fd, selectors.EVENT_READ, read)
 
+    def read_signals(self, call: Callable[[signal.Signals], None]) -> None:
+        """Call `call` with each signal to this process that has a handler."""
+        self._on_signal = call
+
     def watch(self, fd: int, call: Callable[[], None]) -> None:
         """Call `call` whenever `fd` is readable, until `ignore`. Never paused."""
         self._selector.register(fd, selectors.EVENT_READ, call)
@@ -90,25 +100,28 @@ class Loop:
         self._sources[pipe.fileno()] = (pipe, feed, close)
         if always:
             self._never_paused.add(pipe.fileno())
-        if always or not self._paused:
-            self._resume(pipe.fileno())
+        self._resume(pipe.fileno())
 
     def listen_to(self, pipe: IO[bytes], stream: LineStream) -> None:
         """Pass `pipe` to a stream, and show its unfinished line when due."""
-        self._streams.append(stream)
+        self._streams[pipe.fileno()] = stream
         self.listen(pipe, stream.feed, stream.close)
 
     def turn(self, until_s: float) -> None:
         """Wait for events, at most until `until_s`, and handle them."""
         for outlet in self.outlets:
+            if outlet.bars is not None:
+                outlet.bars.draw()
             self._register(outlet)
-        self._pause(any(len(outlet.waiting) > _WAITING_BYTES for outlet in self.outlets))
-        due_s = min((v.due_s for v in self._streams if v.due_s is not None), default=until_s)
+        self._pause(self._blocked())
+        # A stream that is not read is not known to pause.
+        streams = [] if self.is_full else [*self._streams.values()]
+        due_s = min((v.due_s for v in streams if v.due_s is not None), default=until_s)
         wait_s = max(0.0, min(due_s, until_s) - time.monotonic())
         for key, _ in self._selector.select(min(wait_s, 3600.0)):
             key.data()
         now_s = time.monotonic()
-        for stream in self._streams:
+        for stream in streams:
             if stream.due_s is not None and stream.due_s <= now_s:
                 stream.show_unfinished()
 
@@ -116,7 +129,6 @@ class Loop:
         """Close every pipe that is still open."""
         for fd in list(self._sources):
             self._forget(fd)
-        self._streams.clear()
 
     def _resume(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._read(fd))
@@ -129,21 +141,29 @@ class Loop:
             self._forget(fd)
 
     def _forget(self, fd: int) -> None:
-        if not self._paused or fd in self._never_paused:
+        if fd not in self._paused:
             self._selector.unregister(fd)
+        self._paused.discard(fd)
         self._never_paused.discard(fd)
+        self._streams.pop(fd, None)
         pipe, _, close = self._sources.pop(fd)
         pipe.close()
         close()
 
-    def _pause(self, pause: bool) -> None:
-        if pause != self._paused:
-            self._paused = pause
-            for fd in self._sources.keys() - self._never_paused:
-                if pause:
-                    self._selector.unregister(fd)
-                else:
-                    self._resume(fd)
+    def _blocked(self) -> set[int]:
+        """Return the pipes that must not be read now."""
+        if self.is_full:
+            return {*self._sources} - self._never_paused
+        if any(outlet.held_by for outlet in self.outlets):
+            return {fd for fd, stream in self._streams.items() if stream.waits}
+        return set()
+
+    def _pause(self, blocked: set[int]) -> None:
+        for fd in blocked - self._paused:
+            self._selector.unregister(fd)
+        for fd in self._paused - blocked:
+            self._resume(fd)
+        self._paused = blocked
 
     def _register(self, outlet: Outlet) -> None:
         registered = outlet.fd in self._selector.get_map()
@@ -153,11 +173,14 @@ class Loop:
             self._selector.unregister(outlet.fd)
 
     def _wake(self) -> None:
-        os.read(self._woken_fd, _READ_BYTES)
+        for number in os.read(self._woken_fd, _READ_BYTES):
+            if number != signal.SIGCHLD:
+                self._on_signal(signal.Signals(number))
 
 
-def _wake_on_child_exit() -> int:
-    """Return a descriptor that becomes readable when a child ends (signal.set_wakeup_fd)."""
+def _wake_on_signals() -> int:
+    """Return a descriptor from which the numbers of signals with a handler are read, and that of
+    SIGCHLD, when a child ends (signal.set_wakeup_fd)."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -201,7 +224,9 @@ class Console:
     def report(self, failure: JobFailure, files: ReportFiles) -> None:
         """Print the report of a failure, in GitHub Actions with an annotation and logs."""
         self.err.end_line()
-        columns = os.get_terminal_size(self.err.fd).columns if self.err.terminal else 80
+        columns = 80
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            columns = os.get_terminal_size(self.err.fd).columns
         style = Style.for_stream(self.err.terminal, columns, os.environ, sys.stderr.encoding)
         lines = report(failure, style, reported_by=files.reported_by)
         if os.environ.get("GITHUB_ACTIONS") == "true":
@@ -277,7 +302,20 @@ def _last_lines(path: str) -> list[str]:
 
 
 def _open_outlets() -> tuple[Outlet, Outlet]:
-    """Return the outlets of stdout and stderr; one and the same if both are one terminal."""
+    """Return the outlets of stdout and stderr; one and the same if both are one terminal, file or
+    pipe."""
     out, err = Outlet(1, os.environ), Outlet(2, os.environ)
-    same = out.terminal and err.terminal and os.fstat(1).st_rdev == os.fstat(2).st_rdev
-    return out, out if same else err
+    if not _are_one():
+        return out, err
+    if out.bars is not None:
+        out.bars.share_terminal(os.get_terminal_size(out.fd).lines)
+    return out, out
+
+
+def _are_one() -> bool:
+    try:
+        out, err = os.fstat(1), os.fstat(2)
+    except OSError:  # closed
+        return False
+    is_same_terminal = os.isatty(1) and os.isatty(2) and out.st_rdev == err.st_rdev
+    return is_same_terminal or os.path.samestat(out, err)

@@ -48,7 +48,7 @@ class Restarts(NamedTuple):
 class JobOrder(NamedTuple):
     """The order of a job: what to run, and how."""
 
-    command: tuple[str, ...]  # `script, args…` or `-m, module, args…`
+    command: tuple[str, ...]  # `script, args…` or `-m, module, args…`; see `is_python`
     processes: int  # on this host
     devices: int | None  # virtual CPU devices per process; None: the existing devices
     shown: frozenset[int] | None  # processes whose output is shown; None: all
@@ -63,6 +63,9 @@ class JobOrder(NamedTuple):
     nodes: NodesOrder | None = None  # None: a job on this host alone
     restarts: Restarts | None = None  # None: one attempt
     between_s: float = math.inf  # like aftermath_s, if a new attempt follows and none saves
+    stdin: int | None = None  # the process that reads standard input; None: the only one
+    is_python: bool = True  # False: `command` is a program with its arguments
+    quiet: bool = False  # print nothing at the end of a good run
 
     def next(self, *, is_announced: bool) -> JobOrder:
         """Return the order of the next attempt."""

@@ -7,15 +7,13 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
-from shoal.launch.output import LineStream, Log, Outlet
+from shoal.launch.output import Display, LineStream, Log
 from shoal.runtime.exit.first_failure import Ending
 from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
@@ -33,8 +31,12 @@ class ChildProcess:
         popen: subprocess.Popen[bytes],
         log: Log,
         record: str,
+        *,
+        stdin: bool = True,
+        is_python: bool = True,
     ) -> None:
         self.index, self.popen, self.log = index, popen, log
+        self._stdin, self._is_python = stdin, is_python
         self._record_file = record
         self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
@@ -50,7 +52,8 @@ class ChildProcess:
 
         Removes the files that it has written for the launcher.
         """
-        taken = take(self._record_file, self.popen.pid)
+        # A command may start the process that joins the job.
+        taken = take(self._record_file, self.popen.pid if self._is_python else None)
         return Ending(
             self.index,
             -signal.SIGKILL if self.code is None else self.code,
@@ -67,6 +70,8 @@ class ChildProcess:
             ended_s=self.ended_s,
             crashed_at=take_fault(self._record_file),
             asked_s=self.asked_s,
+            is_python=self._is_python,
+            has_input=self._stdin,
         )
 
     def _failed_s(self, record: LastRecord | None) -> float | None:
@@ -111,31 +116,33 @@ class Processes:
         command: Sequence[str],
         env: Mapping[str, str],
         loop: Loop,
-        shown: Sequence[tuple[Outlet | None, bytes]],
+        shown: Sequence[Display | None],
         log: Log,
         *,
         record: str,
         stdin: bool,
+        is_python: bool,
     ) -> None:
         """Start the next process.
 
         Args:
-          command: `script, args…` or `-m, module, args…`.
-          shown: for stdout and stderr: the outlet (None: not shown) and the prefix.
+          command: the program and its arguments.
+          shown: how stdout and stderr are shown; None: not shown.
           record: the file in which it records how it failed.
           stdin: whether it reads the launcher's standard input; if not, /dev/null.
+          is_python: whether the command is `child`, which records how it ends.
         """
         popen = subprocess.Popen(
-            [sys.executable, child.__file__, *command],
+            command,
             stdin=None if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
             start_new_session=True,
         )
-        words, errors = (LineStream(outlet, prefix, log) for outlet, prefix in shown)
+        words, errors = (LineStream(display, log) for display in shown)
         index = self.first + len(self.all)
-        self.all.append(ChildProcess(index, popen, log, record))
+        self.all.append(ChildProcess(index, popen, log, record, stdin=stdin, is_python=is_python))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 

@@ -56,7 +56,7 @@ class ServiceProcess:
         self._on_line = on_line
         self.address = ""  # empty until it listens
         self.log = log
-        self.errors = LineStream(None, b"", log)
+        self.errors = LineStream(None, log)
         self.stopped_since_s = math.inf
         self._said = b""
 

@@ -5,7 +5,7 @@ only child, in a session of its own: it starts and ends everything else. They ar
 pipe, which only the launcher can write: a byte is a signal to pass on, the end of the pipe means
 that the launcher is dead (SIGKILL included) and everything must end. If the supervisor dies first,
 the launcher inherits its children and ends them. Only if both are killed at the same instant do
-processes remain.
+processes remain. A signal to the supervisor counts as one to the launcher.
 """
 
 from __future__ import annotations
@@ -19,11 +19,20 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from shoal.launch.environment import job_name
 from shoal.runtime.system.process_status import adopt_orphans, kill_all
-from shoal.runtime.system.service_commands import not_ignored, show_part
+from shoal.runtime.system.service_commands import (
+    job_argument,
+    not_ignored,
+    show_command,
+    show_part,
+)
 
 # Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+_PART = "shoal-supervise"
 _LAST_RESORT = 3  # this many SIGINTs mean that the supervisor itself is stuck
 _WITHIN_S = 5.0
 
@@ -61,7 +70,8 @@ def _run_supervisor(job: Callable[[int], int], orders_fd: int) -> None:
         # and it may write to the terminal at any time. A handler, not SIG_IGN, which programs
         # inherit.
         os.setsid()
-        show_part("shoal-run")
+        show_part(_PART)
+        show_command(_PART, job_argument(job_name()))
         for number in not_ignored(FORWARDED):
             signal.signal(number, _do_nothing)
         adopt_orphans()
@@ -83,15 +93,20 @@ def _wait_for(supervisor: int) -> int:
             break
         state = f"stopped by a signal, and with it all output; `kill -CONT {supervisor}` resumes it"
         whose = f"the supervisor of the job (pid {supervisor})"
-        print(f"shoal run: {whose} is {state}", file=sys.stderr)
+        _say(f"{whose} is {state}")
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
     # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.
     kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
     name = signal.Signals(-code).name
-    print(f"shoal run: the supervisor was killed by {name}; the job is ended", file=sys.stderr)
+    _say(f"the supervisor was killed by {name}; the job is ended")
     return 128 - code
+
+
+def _say(words: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        print(f"shoal run: {words}", file=sys.stderr, flush=True)
 
 
 def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
@@ -114,4 +129,4 @@ def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: the signal only has to wake this process."""
+    """Do nothing: the signal only has to wake this process, whose loop learns its number."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from shoal.arguments import check_kind
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.errors import UsageError, UsageTypeError, counted, nearest, raise_all
 from shoal.plan.hardware.hosts import Flat, Hosts
 from shoal.plan.hardware.tpu_generations import GENERATIONS, generation_of_kind
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
@@ -235,9 +235,8 @@ def _problems(rows: Sequence[Device]) -> list[str]:
     elif not without:
         places = {(row.slice, row.coords, row.core) for row in rows}
         if len(places) < len(rows):
-            problems.append(
-                f"{len(rows) - len(places)} places occur twice: each device has its own"
-            )
+            twice = counted(len(rows) - len(places), "place occurs", "places occur")
+            problems.append(f"{twice} twice: each device has its own")
     return problems
 
 

@@ -327,6 +327,7 @@ def _enter(
     for line in filter(None, lines):
         _LOG.log(_level(cluster.process), "%s", line)
     _RECORD.attempts += 1
+    membership.leave_outer_job()
     if guard is not None:
         guard.begin_joining(cluster.process, cluster.num_processes)  # a child is no member
     try:

@@ -307,6 +307,131 @@ def test_a_deletion_ends_who_commits_the_same_attempt_once_more(folder):
     assert folder.names() == []
 
 
+# ---- a commit in place of another
+
+
+def _replaced(folder: LocalFolder) -> Commit:
+    """Let the second save replace the first one, which is committed."""
+    return committing.commit(folder, SECOND.attempt, FIRST.attempt)
+
+
+@pytest.fixture
+def replacing(folder):
+    """A folder where the second save is complete, and is to replace the first one."""
+    FIRST.save(folder)
+    SECOND.prepare(folder, FIRST.attempt)
+    return folder
+
+
+@pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])
+def test_a_replacement_that_is_collected_at_a_point_leaves_the_old_one(
+    replacing, point, monkeypatch
+):
+    _frozen_at(monkeypatch, point, lambda: committing.abandon(replacing, SECOND.attempt))
+    with pytest.raises(SaveAbortedError):
+        _replaced(replacing)
+    commit = step_folder.committed(replacing)
+    assert value_of(replacing, commit) == 1
+    assert replacing.names() == names_of(replacing, commit)
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_a_replacement_that_is_helped_at_a_point_has_committed(replacing, point, monkeypatch):
+    _frozen_at(monkeypatch, point, lambda: _replaced(replacing))
+    commit = _replaced(replacing)
+    assert value_of(replacing, commit) == 2
+    assert commit == step_folder.committed(replacing)
+    assert replacing.names() == names_of(replacing, commit)
+
+
+@pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])
+def test_what_is_deleted_at_a_point_is_replaced_all_the_same(replacing, point, monkeypatch):
+    delete = lambda: sweep.delete_committed(replacing, FIRST.attempt)  # noqa: E731
+    _frozen_at(monkeypatch, point, delete)
+    commit = _replaced(replacing)
+    assert value_of(replacing, commit) == 2
+    assert replacing.names() == names_of(replacing, commit)
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_who_dies_replacing_leaves_one_of_two(replacing, point, monkeypatch):
+    monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
+    with pytest.raises(InjectedError):
+        _replaced(replacing)
+    before = step_folder.committed(replacing)
+    assert value_of(replacing, before) == (2 if point in COMMITTING[3:] else 1)
+    sweep.collect_garbage(replacing, idle_s=0)
+    commit = step_folder.committed(replacing)
+    # What it replaces is not known any more once COMMIT's text is written over it.
+    assert value_of(replacing, commit) == (1 if point == "save.link" else 2)
+    assert replacing.names() == names_of(replacing, commit)
+
+
+def test_all_processes_of_a_job_may_replace_at_once(tmp_path):
+    for turn in range(TRIES):
+        folder = LocalFolder(tmp_path / str(turn))
+        FIRST.save(folder)
+        SECOND.prepare(folder, FIRST.attempt)
+        start, commits = threading.Barrier(4), []
+
+        def run(folder=folder, start=start, commits=commits) -> None:
+            start.wait(PATIENCE_S)
+            commits.append(_replaced(folder))
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert commits == [step_folder.committed(folder)] * 4
+        assert value_of(folder, commits[0]) == 2
+        assert folder.names() == names_of(folder, commits[0])
+
+
+def test_there_is_one_at_every_moment_while_jobs_replace_each_other(folder):
+    """Of replacements of one attempt at once, one or more are committed, one after the other."""
+    FIRST.save(folder)
+    is_over = threading.Event()
+    absent: list[object] = []
+
+    def look() -> None:
+        while not is_over.is_set():
+            if step_folder.read_commit(folder, "COMMIT") is None:
+                absent.append("COMMIT is missing")
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    last = FIRST
+    try:
+        for turn in range(TRIES):
+            saves = [Save(f"{16 + 2 * turn + n:012x}", value=turn) for n in range(2)]
+            for save in saves:
+                save.prepare(folder, last.attempt)
+            outcomes: list[object] = []
+
+            def run(save: Save, outcomes=outcomes, last=last) -> None:
+                try:
+                    outcomes.append(committing.commit(folder, save.attempt, last.attempt))
+                except StepAlreadyCommittedError as error:
+                    outcomes.append(error)
+
+            threads = [threading.Thread(target=run, args=(save,)) for save in saves]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            commit = step_folder.committed(folder)
+            assert commit in outcomes
+            (last,) = (save for save in saves if save.attempt == commit.attempt)
+            assert value_of(folder, commit) == turn
+            sweep.collect_garbage(folder, idle_s=0)
+            assert folder.names() == names_of(folder, commit)
+    finally:
+        is_over.set()
+        looker.join(PATIENCE_S)
+    assert absent == []
+
+
 def test_two_deletions_at_once_and_a_save(tmp_path):
     for turn in range(TRIES):
         folder = LocalFolder(tmp_path / str(turn))

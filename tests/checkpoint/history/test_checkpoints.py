@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -511,3 +513,28 @@ def test_a_wrong_step_is_refused_as_before_in_a_program_that_asks(tmp_path, alon
     preempted.on(alone, 3)
     with pytest.raises(UsageTypeError, match="must be a whole number"):
         shoal.save(tmp_path / "one", state(1), step="4")
+
+
+def test_a_notice_waits_for_the_function_at_a_commit(tmp_path, alone):
+    calls = []
+    on_commit = lambda step, path: calls.append((step, alone.stop.stopped.kept))  # noqa: E731
+    with Checkpoints(tmp_path, every=10, on_commit=on_commit, coordinator=alone) as ckpts:
+        alone.give_notice(NOTICE)
+        assert preempted.on(alone, 1) is True
+        assert ckpts.save(1, state(1)) is True
+        assert calls == [(1, LAST)], "the state is safe before the function is called"
+
+
+def test_a_program_that_ends_waits_for_the_function_at_a_commit(tmp_path, child_env):
+    program = """
+import threading, numpy as np, shoal
+def on_commit(step, path):
+    threading.main_thread().join()
+    print("uploaded", step)
+shoal.Checkpoints("run", on_commit=on_commit).save(1, {"w": np.ones(3)})
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=child_env, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "uploaded 1\n"), done.stderr

@@ -5,19 +5,31 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import sys
+import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from checkpoint.bucket import servers
-from collectives.thread_jobs import run_all
+from checkpoint.saved_contents import damage
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
-from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.planning.policies import Best, EverySteps, Keep, Last
+from shoal.checkpoint.planning.policies import (
+    Best,
+    EverySteps,
+    Keep,
+    Last,
+    LastSeconds,
+    Multiples,
+)
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.saving import request as saving_request
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store.step_names import step_name
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -25,10 +37,13 @@ from shoal.errors import (
     NotCommittedError,
     RestoreMismatchError,
     StorageError,
+    UsageError,
     UsageTypeError,
 )
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.progress import Progress
+from shoal.runtime.system import fault_points
 
 NAMES = (f"bucket-{number}" for number in itertools.count())
 
@@ -57,22 +72,6 @@ def job(request):
 
 def state(step):
     return {"w": np.full(4, float(step)), "step": step}
-
-
-def damage(place, step):
-    """Flip a bit of a step's data."""
-    store = store_at(place, "").step(step)
-    (name,) = [one for one in store.names() if one.startswith("data-")]
-    if isinstance(store, LocalStore):
-        with open(f"{store.path}/{name}", "r+b") as file:
-            file.seek(-1, 2)
-            byte = file.read(1)
-            file.seek(-1, 2)
-            file.write(bytes([byte[0] ^ 1]))
-        return
-    data = bytearray(store._objects.read(name)[0])
-    data[-1] ^= 1
-    store._objects.put(name, bytes(data))
 
 
 def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):
@@ -148,6 +147,130 @@ def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, c
     assert all(found == [alone, (11, 15, 16, 17)] for found in job(run))
     (warning,) = [text for text in caplog.messages if "has only Best" in text]
     assert "without 'loss'; there are 11; to delete old ones, write keep=Best(…) | " in warning
+
+
+def test_ages_are_those_of_the_clock_that_saved(place, job, monkeypatch):
+    """By its stored time, each step is a minute after the one before: of the last two minutes."""
+    times = iter([*range(0, 660, 60), 100_000])  # the lead alone reads the clock, once a save
+    clock = SimpleNamespace(time_ns=lambda: next(times) * 10**9)
+    monkeypatch.setattr(saving_request, "time", clock)
+
+    def run(coordinator):
+        found = []
+        for steps in (range(11), [11]):  # the second run begins a day later
+            keep = LastSeconds(120) | Multiples(4)
+            with Checkpoints(place, keep=keep, coordinator=coordinator) as ckpts:
+                for step in steps:
+                    ckpts.save(step, state(step))
+            found.append(ckpts.all_steps())
+        return found
+
+    assert all(found == [(0, 4, 8, 9, 10), (0, 4, 8, 11)] for found in job(run))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchronous, caplog):
+    calls, ckpts_of = [], {}
+
+    def on_commit(step, path):
+        ckpts = ckpts_of[0]
+        assert str(path) == str(ckpts.path_of(step))
+        calls.append((step, ckpts.all_steps(), ckpts.info(step).step))
+        if step == 3:
+            ckpts.pin(step)
+            raise ValueError("no uplink")
+        if step != 4:
+            return
+        for call in (
+            ckpts.wait,
+            ckpts.close,
+            lambda: ckpts.save(9, state(9)),
+            ckpts.restore,
+            lambda: ckpts.resume(None, dict),
+            lambda: ckpts.delete(step),
+        ):
+            with pytest.raises(UsageError, match="in on_commit="):
+                call()
+
+    def run(coordinator):
+        me = coordinator.process
+        ckpts = Checkpoints(
+            place, keep=2, every=lambda step: step != 2, on_commit=on_commit,
+            asynchronous=asynchronous, coordinator=coordinator,
+        )  # fmt: skip
+        ckpts_of[me] = ckpts
+        barrier.on(coordinator, "made")
+        with ckpts:
+            saved = [ckpts.save(step, state(step)) for step in range(6)]
+        return saved, ckpts.all_steps()
+
+    steps = (3, 4, 5)
+    assert all(found == ([True, True, False, True, True, True], steps) for found in job(run))
+    listed = {0: (0,), 1: (0, 1), 3: (1, 3), 4: (3, 4), 5: steps}
+    assert calls == [(step, there, step) for step, there in listed.items()]
+    (words,) = [one for one in caplog.records if "on_commit" in one.message]
+    assert words.message == "step 3 is saved; on_commit raised: ValueError('no uplink')"
+    assert "in on_commit" in words.exc_text, "the user's line"
+
+
+@pytest.mark.parametrize("every", [None, "free"])
+def test_a_function_that_exits_ends_nothing(place, job, every, caplog):
+    """As commands of libraries do, which end by `sys.exit(0)`."""
+
+    def run(coordinator):
+        with Checkpoints(
+            place, every=every, on_commit=lambda *_: sys.exit(0), coordinator=coordinator
+        ) as ckpts:
+            for step in range(3):
+                ckpts.save(step, state(step), force=True)
+        return ckpts.all_steps()
+
+    assert all(found == (0, 1, 2) for found in job(run))
+    words = "is saved; on_commit raised: SystemExit(0)"
+    assert sum(words in one.message for one in caplog.records) == 3
+
+
+def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place, job, monkeypatch):
+    is_called, go, seen, progress_of = threading.Event(), threading.Event(), [], {}
+    begin_wait = Progress.begin_wait
+
+    def waiting(progress, point, now):
+        begin_wait(progress, point, now)
+        if progress is progress_of.get(0) and point.name == "the end of the save of step 1":
+            go.set()
+
+    monkeypatch.setattr(Progress, "begin_wait", waiting)
+
+    def on_commit(step, path):
+        if step == 1:
+            is_called.set()
+            assert go.wait(PATIENCE_S)
+        seen.append((step, restore(path, processes=[0])["step"]))
+
+    def run(coordinator):
+        me = coordinator.process
+        progress_of[me] = coordinator.progress
+        with Checkpoints(place, keep=1, on_commit=on_commit, coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1))
+            if me == 0:
+                assert is_called.wait(PATIENCE_S)
+                assert ckpts.is_saving
+                assert ckpts.all_steps() == (1,)
+            ckpts.save(2, state(2))
+            found = [*seen]
+        return me == 1 or (1, 1) in found, ckpts.all_steps()
+
+    assert all(found == (True, (2,)) for found in job(run))
+    assert seen == [(1, 1), (2, 2)]
+
+
+def test_what_is_no_function_is_refused(place, job):
+    def run(coordinator):
+        with pytest.raises(UsageTypeError, match=r"^Checkpoints: on_commit must be a function"):
+            Checkpoints(place, on_commit="upload.sh", coordinator=coordinator)
+        return True
+
+    assert all(job(run))
 
 
 def test_every_joins_a_number_a_time_and_a_function(place, job):
@@ -251,3 +374,42 @@ def test_what_was_given_as_json_is_json_again(place, job):
         return json.loads(json.dumps([found.user, found.metrics]))
 
     assert all(found == [user, {"loss": 0.5}] for found in job(run))
+
+
+def test_free_begins_no_save_while_one_runs_and_the_next_at_one_step(place, job, monkeypatch):
+    go, reach = threading.Event(), fault_points.reach
+
+    def held(point, process=None):
+        if point == "save.write":
+            assert go.wait(PATIENCE_S)
+        reach(point, process)
+
+    monkeypatch.setattr(fault_points, "reach", held)
+
+    def run(coordinator):
+        with Checkpoints(place, keep=2, every="free", coordinator=coordinator) as ckpts:
+            begun = [step for step in range(9) if ckpts.save(step, state(step))]
+            assert ckpts.is_saving
+            barrier.on(coordinator, "the save is held")
+            go.set()
+            second = next(step for step in itertools.count(9) if ckpts.save(step, state(step)))
+            assert not ckpts.should_save(second)
+            ckpts.wait()
+            assert not ckpts.should_save(second), "it is saved"
+            assert ckpts.save(second + 1, state(second + 1)), "no save runs"
+        return begun, second, ckpts.all_steps()
+
+    results = job(run)
+    begun, second, steps = results[0]
+    assert results == [results[0]] * len(results)
+    assert (begun, steps) == ([0], (second, second + 1))
+
+
+def test_free_without_a_thread_saves_each_step(place, job):
+    def run(coordinator):
+        options = {"asynchronous": False, "coordinator": coordinator}
+        with Checkpoints(place, every="free", **options) as ckpts:
+            return [ckpts.save(step, state(step)) for step in range(3)]
+
+    for result in job(run):
+        assert result == [True] * 3

@@ -24,11 +24,13 @@ from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
+    DeadlineError,
     DivergenceError,
     NotCommittedError,
     SaveAbortedError,
     StorageError,
 )
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import preempted
 from shoal.runtime.rules.stopping import ReceivedNotice
@@ -91,6 +93,36 @@ def test_policies_and_rules_of_ones_own_are_the_same_on_all(tmp_path):
         return ckpts.all_steps()
 
     assert together(2, run) == [(4, 6)] * 2
+
+
+@pytest.mark.parametrize("limit_s", [0.5, None])
+def test_a_function_that_outlasts_the_deadline_fails_the_next_save_alone(
+    tmp_path, monkeypatch, limit_s
+):
+    go = threading.Event()
+
+    def run(coordinator):
+        ckpts = Checkpoints(
+            tmp_path, on_commit=lambda step, path: step > 1 or go.wait(60), coordinator=coordinator
+        )
+        ckpts.save(1, state(1))
+        if coordinator.process == 1:
+            ckpts.wait()
+        barrier.on(coordinator, "saved", timeout_s=60)
+        monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.5")
+        try:
+            with pytest.raises((SaveAbortedError, DeadlineError)):
+                ckpts.save(2, state(2), timeout_s=limit_s)
+        finally:
+            if limit_s or coordinator.process == 1:  # process 0 waits for as long as it takes
+                go.set()
+        monkeypatch.setenv("SHOAL_TIMEOUT_S", "60")
+        barrier.on(coordinator, "failed", timeout_s=60)
+        with ckpts:
+            ckpts.save(3, state(3))
+        return ckpts.all_steps()
+
+    assert together(2, run) == [(1, 3)] * 2
 
 
 def test_what_the_lead_finds_is_everybodys(tmp_path):

@@ -28,13 +28,13 @@ class Clock:
         return self.now
 
 
-def cadence(every, clock=None, *, last=-1, meetings=None):
+def cadence(every, clock=None, *, last=-1, meetings=None, is_free=lambda: True):
     def ask(look):
         if meetings is not None:
             meetings.append(clock())
         return look()
 
-    return Cadence(every, ask, last=last, clock=clock or Clock())
+    return Cadence(every, ask, is_free=is_free, last=last, clock=clock or Clock())
 
 
 def saved_by(every, steps, **options):
@@ -86,6 +86,50 @@ def test_a_loop_that_goes_back_saves_again():
     timed = cadence(EverySeconds(1), clock := Clock(), last=20)
     clock.now += 5
     assert timed.wants(7)
+
+
+def test_free_is_evaluated_once_a_step_and_never_for_a_step_that_is_saved():
+    answers = iter([True, False, False, True, True])
+    decides = cadence("free", is_free=lambda: next(answers), last=4)
+    saved = []
+    for step in (4, 5, 6, 7, 8, 6):
+        wants = decides.wants(step)
+        assert decides.wants(step) is wants
+        if wants:
+            decides.begin(step)
+            saved.append(step)
+        assert step > decides.last or not decides.wants(step)
+    assert saved == [5, 8, 6]
+    assert next(answers, None) is None
+
+
+def test_rules_joined_to_free_save_while_a_save_runs_too():
+    assert saved_by(EverySteps(4) | "free", range(12), is_free=lambda: False) == [3, 7, 11]
+    assert saved_by("free" | EverySteps(4), range(3)) == [0, 1, 2]
+    assert rules_of(third | EverySeconds(9) | EverySteps(2) | "free" | "free") == (
+        EverySteps(2),
+        EverySeconds(9),
+        "free",
+        third,
+    )
+    assert rule_text("free") == "'free'"
+
+
+@pytest.mark.parametrize(
+    ("every", "hint"), [("fre", "; did you mean 'free'?"), ("always", ""), ("FREE", "free")]
+)
+def test_another_text_is_refused_and_free_is_named(every, hint):
+    with pytest.raises(UsageTypeError, match=r"every=.*'free' \(whenever no save runs\)") as caught:
+        rules_of(every)
+    assert hint in str(caught.value)
+    with pytest.raises(UsageTypeError, match="in every= also a timedelta, 'free'"):
+        EverySteps(4) | every
+
+
+@pytest.mark.parametrize("keep", ["free", Last(2) | "free"])
+def test_free_is_no_policy_of_keep(keep):
+    with pytest.raises(UsageTypeError, match=r"^keep='free' must be"):
+        policy_of(keep)
 
 
 def test_nothing_said_is_always():

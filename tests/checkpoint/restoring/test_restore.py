@@ -286,7 +286,7 @@ def test_what_is_no_checkpoint(tmp_path, path):
     with pytest.raises(NotCommittedError, match="nothing is saved there"):
         restore(tmp_path / "none")
     (tmp_path / "history" / "step_000000000001").mkdir(parents=True)
-    with pytest.raises(NotCommittedError, match="a history of 1 steps; pass the path of one"):
+    with pytest.raises(NotCommittedError, match="a history of 1 step; pass the path of one"):
         restore(tmp_path / "history")
     for wrong, kind in (
         ({"mode": "fast"}, UsageError),

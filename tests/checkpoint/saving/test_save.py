@@ -288,10 +288,11 @@ def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tr
     assert not path.exists()
 
 
-@pytest.mark.parametrize("field", ["step", "user", "metrics", "path"])
+@pytest.mark.parametrize("field", ["step", "user", "metrics", "overwrite", "path"])
 def test_options_must_be_equal(tmp_path, field):
     def work(one):
         options = {"step": one.process, "user": {"p": one.process}, "metrics": {"p": one.process}}
+        options["overwrite"] = bool(one.process)
         named = {field: options[field]} if field in options else {}
         place = one.process if field == "path" else 0
         return save.on(one, tmp_path / str(place), {"w": 1}, name="a", **named)
@@ -365,4 +366,5 @@ def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch)
 def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
     assert in_job(1, lambda one: save.on(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [None]
-    assert agreeing.check_store(LocalStore(path.parent / "other")) == 9_000_000
+    request = request_of(path.parent / "other")
+    assert agreeing.check_store(request, is_lead=True) == {"free": 9_000_000, "replaces": ""}

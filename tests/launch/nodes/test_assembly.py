@@ -81,7 +81,7 @@ def test_ranks_to_show_are_those_of_the_whole_job():
     rules = Assembly(card(0, highest_shown=5))
     assert rules.join(card(1)) == ""
     words = Assembly(card(0, 2, highest_shown=4)).join(card(1, 2))
-    assert words == "--only 4 on node 0 (host0): the ranks of all 4 processes are 0 to 3"
+    assert words == "--only or --stdin 4 on node 0 (host0): the ranks of all 4 processes are 0 to 3"
     assert rules.join(card(2)) == ""
 
 

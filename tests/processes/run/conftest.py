@@ -66,9 +66,9 @@ class Launch:
             [*before, sys.executable, "-m", "shoal", "run", *options, "script.py", *arguments],
             cwd=self.folder,
             env=self.env,
-            text=True,
-            errors="surrogateescape",
-            **{"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": -1} | popen,
+            **{"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": -1}
+            | {"text": True, "errors": "surrogateescape"}
+            | popen,
         )
         return self.popen
 

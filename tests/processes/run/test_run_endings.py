@@ -122,7 +122,7 @@ def test_a_frozen_service_of_jax_ends_the_job_though_nobody_meets(launch):
 def test_a_stopped_keeper_is_named_and_goes_on(launch):
     launch.start("-n", "2", script=HEAD + "print('ready'); await_go()")
     launch.await_words("ready", 2)
-    (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
+    (keeper,) = launch.pids("shoal-supervise")
     os.kill(keeper, signal.SIGSTOP)
     line = launch.popen.stderr.readline()
     assert line.startswith(

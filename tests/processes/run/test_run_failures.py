@@ -123,6 +123,8 @@ def test_logs_that_the_program_removed_are_not_named(launch):
     assert finished.code == 1, finished.err
     assert "shoal run: the directory of the logs was removed while the job ran: /" in finished.err
     assert finished.err.endswith("\n  Exit code 1.\n")
+    assert "ZeroDivisionError: division by zero" in finished.err
+    assert "os._exit" not in finished.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

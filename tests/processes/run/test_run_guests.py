@@ -243,12 +243,14 @@ def test_ps_shows_the_job_and_the_part_of_each_process_of_shoal(launch):
     launch.start("-n", "2", script=script, arguments=("--key", "of-user"))
     launch.await_words("ready", 2)
     parts = parts_of(f"shoal-run-{launch.popen.pid}")
+    supervisor = parts.pop("shoal-supervise")
+    assert supervisor[:2] == ["shoal-supervise", f"--job=shoal-run-{launch.popen.pid}"]
+    assert not any(supervisor[2:])
+    assert launch.pids(" run ") == [launch.popen.pid]
     assert {*parts} == {"shoal-meeting", "shoal-jax", "shoal-keeper"}
     for words in parts.values():
         assert words[:3] == [sys.executable, "-P", "-m"]
         assert not {"a secret of this job", "of-user", "script.py"} & {*words}
-    names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in launch.pids(" run ")}
-    assert "shoal-run" in names
     launch.popen.terminate()
     launch.finish()
     assert launch.leaves_nobody()

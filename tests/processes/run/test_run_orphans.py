@@ -47,7 +47,7 @@ def test_sigkill_of_the_launcher_leaves_nobody(launch, victim):
     elif victim == "its group":
         os.killpg(launch.popen.pid, signal.SIGKILL)
     else:
-        (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
+        (keeper,) = launch.pids("shoal-supervise")
         os.kill(keeper, signal.SIGKILL)
     assert launch.leaves_nobody()
     code = launch.popen.wait(timeout=60)
@@ -82,7 +82,7 @@ def test_older_children_of_the_launching_shell_are_spared(launch, alive):
     )  # fmt: skip
     launch.await_words("ready", 1)
     old = int((launch.folder / "old.txt").read_text())
-    (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
+    (keeper,) = launch.pids("shoal-supervise")
     os.kill(keeper, signal.SIGKILL)
     assert launch.popen.wait(timeout=60) == 128 + signal.SIGKILL
     assert alive(old)

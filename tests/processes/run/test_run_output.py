@@ -6,8 +6,11 @@ import json
 import os
 import pty
 import queue
+import re
 import subprocess
 import threading
+
+import pytest
 
 from terminals import read_to_end
 
@@ -189,6 +192,48 @@ def test_a_terminal_without_colours_gets_none_of_ours(launch):
     assert (shown, code) == (["", "p0| \x1b[31mred\x1b[0m", "p1| \x1b[31mred\x1b[0m", APART], 0)
 
 
+def shown_to_a_person(launch, *options, **script):
+    """Return the lines that a terminal gets from a good run of one process."""
+    ours, theirs = pty.openpty()
+    launch.start("--no-prefix", *options, **script, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    lines = read_to_end(ours).decode().splitlines()
+    assert launch.popen.wait(timeout=60) == 0
+    return lines
+
+
+def test_a_good_run_says_so_on_a_terminal(launch):
+    trained, last = shown_to_a_person(launch, script="print('trained')")
+    assert trained == "trained"
+    assert re.fullmatch(r"shoal run: finished after \d+\.\d s: 1 process", last)
+    assert shown_to_a_person(launch, "--quiet", script="print('trained')") == ["trained"]
+
+
+def test_a_good_run_prints_nothing_of_its_own_in_a_pipe(launch):
+    assert launch.run("--no-prefix", script="print('trained')") == (0, "trained\n", "")
+
+
+MISPLACED = "shoal run: {} after script.py goes to it; options of shoal run precede the script"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("import jax; jax.devices", ("--devices", "2"), "--devices"),
+        ("x_n = 1", ("-n", "4", "--log_dir=x", "--log-dir=x"), "-n, --log-dir"),
+        ("def main(devices: int): ...", ("--devices", "2"), ""),
+        ("parser = ['--devices', '-n']", ("--devices", "2", "-n", "3"), ""),
+        ("flags = [('log_dir', '')]", ("--log-dir=x", "--help", "-m"), ""),
+    ],
+)
+def test_options_after_the_script_are_the_scripts(launch, script, arguments, words):
+    *notes, last = shown_to_a_person(launch, script=script, arguments=arguments)
+    assert notes == ([MISPLACED.format(words)] if words else [])
+    assert "finished" in last
+    if words:
+        assert shown_to_a_person(launch, "--quiet", script=script, arguments=arguments) == []
+
+
 def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
     finished = launch.run(
         *("-n", "2", "--log-dir", "logs"),
@@ -246,3 +291,18 @@ def test_lines_of_log_are_whole_and_of_process_0_in_a_pipe_and_on_a_terminal(lau
         sorted(line for line in shown if line.startswith(("p0| step", "p0| a", "p0| b"))) == wanted
     )
     assert not any(line.startswith("p1| step") for line in shown)
+
+
+def test_a_later_job_with_fewer_processes_leaves_no_logs_of_an_earlier_one(launch):
+    fails = "import sys; print('Error', flush=True); sys.exit(3)"
+    logs = launch.folder / "logs"
+    before = launch.run("-n", "3", "--max-restarts", "1", "--log-dir", "logs", script=fails)
+    assert before.code == 3
+    (logs / "attempt0" / "notes.txt").write_text("mine")
+    launch.run("-n", "3", "--log-dir", "logs", script=fails)
+    assert (logs / "p0002.log").exists()
+    after = launch.run("--log-dir", "logs", script="print('fine')")
+    assert after.code == 0
+    found = {str(path.relative_to(logs)) for path in logs.rglob("*") if path.is_file()}
+    assert found == {"attempt0/notes.txt", "coordinator.log", "jax_service.log", "p0000.log"}
+    assert (logs / "p0000.log").read_text() == "fine\n"

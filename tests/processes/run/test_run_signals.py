@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -9,9 +10,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
+from pathlib import Path
+
+import pytest
 
 HEAD = "import os, pathlib, signal, subprocess, sys, time; me = os.environ['RANK']\n"
+HEAD_OF_ANY = "import os, signal, time\n"
+BESIDE = Path(sys.executable).parent
 # In short sleeps: a signal that arrives just before a sleep is handled after it.
 SLEEP = "print('ready'); [time.sleep(0.1) for _ in range(6000)]\n"
 
@@ -159,14 +166,108 @@ def test_a_reader_that_stalls_does_not_hold_up_the_end(launch):
     assert launch.leaves_nobody()
 
 
-def test_the_third_ctrl_c_does_not_need_the_keeper(launch):
+def test_the_third_ctrl_c_does_not_need_the_supervisor(launch):
     launch.start("-n", "2", script=HEAD + SLEEP)
     launch.await_words("ready", 2)
-    (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
-    os.kill(keeper, signal.SIGSTOP)
+    (supervisor,) = launch.pids("shoal-supervise")
+    os.kill(supervisor, signal.SIGSTOP)
     deadline_s = time.monotonic() + 60
     while launch.popen.poll() is None and time.monotonic() < deadline_s:
         launch.popen.send_signal(signal.SIGINT)  # those that come too fast are one
         time.sleep(0.05)
     assert launch.popen.returncode == 128 + signal.SIGINT
     assert launch.leaves_nobody()
+
+
+SAVES = "for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):\n"
+SAVES += "    signal.signal(number, lambda *_: print('saved', flush=True) or sys.exit(0))\n"
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP"])
+def test_a_request_to_end_runs_the_handlers_of_a_program(launch, number):
+    launch.start("-n", "2", script=HEAD + SAVES + SLEEP)
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.Signals[number])
+    finished = launch.finish()
+    assert finished.lines == ["p0| saved", "p1| saved"]
+    assert finished.code == 128 + signal.Signals[number], finished.err
+    assert finished.verdict == f"shoal run: interrupted by {number}"
+    assert launch.leaves_nobody()
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_supervisor_counts_as_one_to_the_launcher(launch, number):
+    launch.start("-n", "2", script=HEAD + SAVES + SLEEP)
+    launch.await_words("ready", 2)
+    (supervisor,) = launch.pids("shoal-supervise")
+    os.kill(supervisor, signal.Signals[number])
+    finished = launch.finish()
+    assert finished.lines == ["p0| saved", "p1| saved"]
+    assert finished.code == 128 + signal.Signals[number], finished.err
+    assert finished.verdict == f"shoal run: interrupted by {number}"
+
+
+def test_a_signal_to_all_processes_of_a_step_counts_once(launch):
+    """As `scancel --full` sends it: a second Ctrl-C would kill the processes that save."""
+    save = "def save(*_): time.sleep(0.5); print('saved', flush=True); os._exit(0)\n"
+    script = f"{HEAD}{save}signal.signal(signal.SIGINT, save)\n{SLEEP}"
+    launch.start("-n", "2", script=script)
+    launch.await_words("ready", 2)
+    (supervisor,) = launch.pids("shoal-supervise")
+    for pid in (launch.popen.pid, supervisor):
+        os.kill(pid, signal.SIGINT)
+    finished = launch.finish()
+    assert finished.lines == ["p0| saved", "p1| saved"]
+    assert finished.err.count("SIGINT: the processes have") == 1
+
+
+@pytest.mark.parametrize(
+    ("handler", "code"),
+    [("", 128 + signal.SIGHUP), ("lambda *_: sys.exit(0)", 129), ("lambda *_: sys.exit(5)", 5)],
+)
+def test_a_closed_terminal_returns_what_the_facts_say(launch, handler, code):
+    ours, theirs = os.openpty()
+    setting = f"signal.signal(signal.SIGTERM, {handler})\n" if handler else ""
+    launch.start(
+        *("-n", "2", "--log-dir", "logs"),
+        script=f"{HEAD}{setting}{SLEEP}",
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    shown = b""
+    while shown.count(b"ready") < 2:
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    assert launch.popen.wait(timeout=60) == code
+    facts = json.loads((launch.folder / "logs" / "failure.json").read_text())
+    assert facts["exit_code"] == code
+    assert launch.leaves_nobody()
+
+
+OTHER_LAUNCHERS = {
+    "shoal run": [sys.executable, "-m", "shoal", "run", "-n", "2"],
+    "torchrun": [str(BESIDE / "torchrun"), "--nproc-per-node", "2"],
+    "MPICH": [str(BESIDE / "mpiexec.hydra"), "-n", "2", sys.executable],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LAUNCHERS)
+def test_sigquit_runs_the_handlers_as_under_other_launchers(launch, name):
+    command = OTHER_LAUNCHERS[name]
+    if not os.path.exists(command[0]):
+        pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    saves = "lambda *_: (os.open(f'saved{os.getpid()}', os.O_CREAT), os._exit(0))"
+    script = f"{HEAD_OF_ANY}signal.signal(signal.SIGQUIT, {saves})\n{SLEEP}"
+    (launch.folder / "script.py").write_text(script)
+    launch.popen = subprocess.Popen(
+        [*command, "script.py"], cwd=launch.folder, env=launch.env | {"PYTHONUNBUFFERED": "1"},
+        text=True, stdin=-3, stdout=-1, stderr=-1,
+    )  # fmt: skip
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGQUIT)
+    finished = launch.finish()
+    assert len([*launch.folder.glob("saved*")]) == 2, finished

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
 from shoal.runtime.doctor.examine import rule_states
+from shoal.runtime.startup.inherited import note_of
 from shoal.runtime.startup.launcher_table import LAUNCHERS
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
@@ -59,3 +60,15 @@ def test_it_is_the_rule_that_decides(env):
 def test_each_other_rule_says_why_not(env, launcher, why):
     (state,) = (s for s in rule_states({"JAX_PLATFORMS": "cpu", **env}) if s.launcher == launcher)
     assert (state.is_used, state.why) == (False, why)
+
+
+def test_the_variables_of_an_outer_job_are_named():
+    job = {"SHOAL_PROCESS_ID": "0", "SHOAL_NUM_PROCESSES": "1"}
+    env = {**job, "SHOAL_LAUNCHED": note_of(job), "PMI_RANK": "1", "PMI_SIZE": "2"}
+    seen = {state.launcher: state for state in rule_states(env) if state.is_seen}
+    assert seen["MPICH"].is_used
+    assert not seen["SHOAL_*"].is_used
+    assert seen["SHOAL_*"].why == (
+        "SHOAL_PROCESS_ID=0, SHOAL_NUM_PROCESSES=1: of the job in which a process has started "
+        "another launcher"
+    )

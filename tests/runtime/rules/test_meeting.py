@@ -253,6 +253,17 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
     assert table.meeting.waiting_for(table.now, 1, "main") is None
 
 
+def test_of_those_that_wait_at_one_place_the_first_reports_it():
+    table = Table(4)
+    for p, line in ((2, 9), (0, 9), (1, 12)):
+        table.arrive(p, "epoch", site=f"t.py:{line} (main)")
+    said = [table.meeting.waiting_for(table.now, p, "main") for p in (2, 0, 1, 2)]
+    assert [one and one.missing for one in said] == [[3], None, [3], None]
+    for p in (3, 2, 0):
+        table.arrive(p, "epoch", site="t.py:9 (main)")
+    assert table.meeting.waiting_for(table.now, 0, "main").missing == [1, 3]
+
+
 def test_an_interrupted_wait_has_been_counted():
     table = Table(2)
     table.arrive(0, "a")  # and then Ctrl-C: nobody reads the answer

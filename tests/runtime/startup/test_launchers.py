@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.process import initialize, is_initialized
-from shoal.runtime.startup.launcher_table import first_host
-from shoal.runtime.startup.launchers import decide, shown_job
+from shoal.runtime.startup.inherited import note_of
+from shoal.runtime.startup.launcher_table import LAUNCHERS, first_host
+from shoal.runtime.startup.launchers import decide, numbers_of, shown_job
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.wire.sockets import is_loopback
 
@@ -301,3 +304,52 @@ def test_first_host_of_a_slurm_node_list(nodes, first):
 def test_loopback():
     assert all(map(is_loopback, ["localhost", "127.0.0.1", "127.1.2.3", "::1"]))
     assert not any(map(is_loopback, ["10.0.0.1", "node1", "::", "0.0.0.0"]))
+
+
+# What `shoal run` gives a process, within an allocation and a launcher's job around it.
+OF_RUN = {
+    "SHOAL_PROCESS_ID": "0", "SHOAL_NUM_PROCESSES": "2", "SHOAL_COORDINATOR": "h:1",
+    "SHOAL_JAX_SERVICE": "h:2", "SHOAL_TOKEN": "secret", "SHOAL_JOB": "shoal-run-4711",
+    "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "h:2",
+    "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1",
+}  # fmt: skip
+ON_ONE_HOST = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+INNER = {
+    "nothing": ({}, (0, 2)),
+    "mpirun": ({"PMI_RANK": "1", "PMI_SIZE": "2", **ON_ONE_HOST}, (1, 2)),
+    "its first process": ({"PMI_RANK": "0", "PMI_SIZE": "2", **ON_ONE_HOST}, (0, 2)),
+    "Open MPI": ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+    "a step": ({"SLURM_STEP_ID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),
+    "torchrun": ({"RANK": "1", "TORCHELASTIC_RUN_ID": "none"}, (1, 2)),
+    "its first rank": ({"TORCHELASTIC_RUN_ID": "none"}, (0, 2)),
+    "by hand": ({"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "3"}, (1, 3)),
+    "an allocation": ({"SLURM_JOB_ID": "8"}, (0, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_the_launcher_whose_variables_are_new_is_the_innermost(inner):
+    new, numbers = INNER[inner]
+    env = {**OF_RUN, "SHOAL_LAUNCHED": note_of(OF_RUN), **new}
+    assert numbers_of(env) == numbers
+    assert numbers_of({**env, "SHOAL_LAUNCHED": note_of(OF_RUN, os.getpid())}) == numbers_of(
+        {**OF_RUN, **new}
+    ), "a process that has changed its own"
+
+
+def test_an_inner_job_does_not_meet_where_the_outer_one_does():
+    new, _ = INNER["mpirun"]
+    cluster = decide(Arguments(), {**OF_RUN, "SHOAL_LAUNCHED": note_of(OF_RUN), **new})
+    assert (cluster.address, cluster.jax_service, cluster.job) == (None, None, "")
+    assert cluster.rendezvous is not None
+    own = {**new, "SHOAL_COORDINATOR": "g:1"}
+    cluster = decide(Arguments(), {**OF_RUN, "SHOAL_LAUNCHED": note_of(OF_RUN), **own})
+    assert cluster.address == "g:1"
+
+
+def test_the_variables_of_all_launchers_are_noted():
+    names = {name for launcher in LAUNCHERS for name in launcher.identity if " " not in name}
+    noted = note_of(dict.fromkeys(names, "1")).split()[1:]
+    assert {name.partition(":")[0] for name in noted} == names

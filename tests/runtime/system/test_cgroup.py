@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.runtime.system.process_status import oom_kills
+from shoal.runtime.system.process_status import memory_limit, oom_kills
 
 V2, V1 = "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", "under_oom 0\noom_kill 5\n"
 
@@ -30,6 +30,23 @@ def test_it_is_read_where_the_kernel_writes_it(tmp_path, rows, files, count):
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text)
     assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "text", "limit"),
+    [
+        ("0::/a\n", "a/memory.max", "943718400\n", 943718400),
+        ("0::/a\n", "a/memory.max", "max\n", None),
+        ("4:memory:/a\n", "memory/a/memory.limit_in_bytes", "943718400\n", 943718400),
+        ("4:memory:/a\n", "memory/a/memory.limit_in_bytes", "9223372036854771712\n", None),
+        ("4:memory:/a\n", "memory/a/memory.limit_in_bytes", "9223372036854710272\n", None),
+    ],
+)
+def test_a_group_without_a_limit_has_none(tmp_path, rows, name, text, limit):
+    (tmp_path / "cgroup").write_text(rows)
+    (tmp_path / "fs" / name).parent.mkdir(parents=True)
+    (tmp_path / "fs" / name).write_text(text)
+    assert memory_limit(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == limit
 
 
 def test_where_there_is_no_such_file_it_is_unknown(tmp_path):

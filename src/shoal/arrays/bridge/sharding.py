@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from shoal.arrays.bridge.devices import backend_of, jax_mesh
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, with_article
+from shoal.errors import UsageError, UsageTypeError, counted, with_article
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 
@@ -148,7 +148,9 @@ def padded_dims(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
     """
     dims = spec.partitions
     if len(dims) > rank:
-        raise UsageError(f"{spec} has {len(dims)} entries for {rank} dims")
+        raise UsageError(
+            f"{spec} has {counted(len(dims), 'entry', 'entries')} for {counted(rank, 'dim')}"
+        )
     if any(dim is PartitionSpec.UNCONSTRAINED for dim in dims):
         raise UsageError(f"{spec} leaves dims to the compiler: a layout places every dim")
     return (*dims, *[None] * (rank - len(dims)))

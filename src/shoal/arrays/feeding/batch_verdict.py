@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.errors import DivergenceError, UsageError
+from shoal.errors import DivergenceError, UsageError, counted
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error
 from shoal.runtime.system.failure_words import departures_of, listed
 
@@ -98,7 +98,9 @@ def _closed(batch: BatchId, closed: Mapping[int, str]) -> DivergenceError:
     by_count: dict[str, list[int]] = {}
     for process, count in closed.items():
         by_count.setdefault(count, []).append(process)
-    sides += [(f"closed its feed after {n} batches", who) for n, who in by_count.items()]
+    sides += [
+        (f"closed its feed after {n} batch{'es' * (n != '1')}", who) for n, who in by_count.items()
+    ]
     text = f"{batch.me}: processes asked a feed for different numbers of batches"
     return disagreement(text, sides, "all must leave the loop over a feed at the same batch")
 
@@ -132,7 +134,8 @@ def _check_rows(
         )
     if short and batch.remainder == "error":
         raise UsageError(
-            f"{batch.me}: {batch.words} is not a whole one of {size} rows: {_rows(statuses)}\n"
+            f"{batch.me}: {batch.words} is not a whole one of {counted(size, 'row')}: "
+            f"{_rows(statuses)}\n"
             "remainder='drop' leaves it out, remainder='pad' fills it up and gives a mask"
         )
 
@@ -141,7 +144,7 @@ def _rows(statuses: Mapping[int, Status]) -> str:
     by_count: dict[int, list[int]] = {}
     for process, one in statuses.items():
         by_count.setdefault(one.rows, []).append(process)
-    return ", ".join(f"{n} rows of {listed(who)}" for n, who in sorted(by_count.items()))
+    return ", ".join(f"{counted(n, 'row')} of {listed(who)}" for n, who in sorted(by_count.items()))
 
 
 def _log_dropped(
@@ -167,7 +170,7 @@ def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
     lines = [text.split("\n") for text in sides]
     at = next((n for n, row in enumerate(zip(*lines, strict=False)) if len({*row}) > 1), -1)
     shown = [
-        (row[at] if at >= 0 else f"{len(row)} leaves", who)
+        (row[at] if at >= 0 else counted(len(row), "leaf", "leaves"), who)
         for row, who in zip(lines, sides.values(), strict=True)
     ]
     raise disagreement(f"{batch.me}: processes read different leaves for {batch.words}", shown)

@@ -57,6 +57,7 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
     WrongType,
+    counted,
     nearest,
     raise_all,
     with_article,
@@ -484,9 +485,11 @@ def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
     batch, left = options.batch, max(0, reads.total - options.start)
     is_nothing = options.remainder == "drop" and reads.total < batch
     if left % batch and (options.remainder == "error" or is_nothing):
-        text = f"{left} rows do not fill one batch of {batch}"
+        verb = "does" if left == 1 else "do"
+        text = f"{counted(left, 'row')} {verb} not fill one batch of {batch}"
         if left > batch:
-            text = f"{left} rows fill {left // batch} batches of {batch} and leave {left % batch}"
+            batches = counted(left // batch, "batch", "batches")
+            text = f"{left} rows fill {batches} of {batch} and leave {left % batch}"
         raise UsageError(f"feed: {text}; remainder='pad' pads the last batch, with a mask")
 
 
@@ -495,8 +498,8 @@ def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | No
     can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
     if rows and skip is None and can_be_set and isinstance(reads, InTurn):
         raise UsageError(
-            f"feed: start= is after {rows} rows, and {with_article(type(source).__name__)} "
-            "can be set to where it was\n"
+            f"feed: start= is after {counted(rows, 'row')}, and "
+            f"{with_article(type(source).__name__)} can be set to where it was\n"
             "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
             "that many rows are to be skipped"
         )

@@ -16,7 +16,7 @@ from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload
 from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
-from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
+from shoal.errors import UsageError, UsageTypeError, counted, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import coords_of
 
@@ -171,8 +171,8 @@ def _problems(leaf: Leaf, column: Sequence[Any]) -> list[str]:
     positions = _positions(leaf.layout)
     if len(column) != len(positions):
         return [
-            f"{leaf.path}: {len(column)} pieces for the {len(positions)} devices that this process "
-            f"owns in {leaf.layout.mesh!r}"
+            f"{leaf.path}: {counted(len(column), 'piece')} for the "
+            f"{counted(len(positions), 'device')} that this process owns in {leaf.layout.mesh!r}"
         ]
     problems = []
     values = [v if isinstance(v, jax.Array) else device_form(as_numpy(v)) for v in column]

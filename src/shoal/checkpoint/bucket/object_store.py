@@ -272,7 +272,6 @@ class ObjectStore:
             request_bytes=_REQUEST_BYTES,
             reads=self._access.reads,
             looks=_SMALL_REQUESTS,
-            replaces=True,
         )
 
     def limited(self, left: Left) -> Store:
@@ -320,7 +319,7 @@ class ObjectStore:
 
     def _check_open(self, found: Register, attempt: str, phase: str, replaced: str) -> None:
         if found.commit is not None and found.commit.attempt not in (attempt, replaced):
-            raise taken(self.path, found.commit)
+            raise taken(self.path, found.commit, replaced)
         if attempt in found.ended:
             raise ended(self.path, attempt, phase)
 
@@ -368,14 +367,10 @@ class ObjectStore:
         with located(self.path):
             return confirmed(lambda: decode_manifest(self.read(name), name))
 
-    def commit(self, attempt: str) -> Commit:
+    def commit(self, attempt: str, replaced: str = "") -> Commit:
         """See `Store.commit`."""
         fault_points.reach("save.assemble", None)
-        found, replaced = register.read(self._objects).register, ""
-        if found.commit is not None and found.commit.attempt != attempt:
-            replaced = (self._owner(attempt) or {}).get("replaces", "")
-            # After PENDING, which goes once the attempt is committed.
-            found = register.read(self._objects).register
+        found = register.read(self._objects).register
         if attempt in found.ended:
             self._remove_attempt(attempt)  # including files written after its end
         self._check_open(found, attempt, "commit", replaced)
@@ -590,7 +585,7 @@ class ObjectStore:
             # One that cannot be committed is left to `collect_garbage`; the next may succeed.
             with contextlib.suppress(SaveAbortedError, *_UNREADABLE):
                 try:
-                    return self.commit(attempt.id)
+                    return self.commit(attempt.id, attempt.owner.get("replaces", ""))
                 except StepAlreadyCommittedError:
                     break
         return self.committed()

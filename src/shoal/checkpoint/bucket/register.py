@@ -26,6 +26,7 @@ Change = Callable[[Register], Register | None]
 
 _PAUSE_S = 0.05  # before the second try, at most; doubled for each further one
 _LONGEST_PAUSE_S = 5.0
+_MOST_ENDS = 1000  # that a replacement leaves
 
 
 class Read(NamedTuple):
@@ -113,11 +114,19 @@ def committing(path: str, commit: Commit, replaced: str = "") -> Change:
             if found.commit.attempt == commit.attempt:
                 return None
             if found.commit.attempt != replaced or found.is_pinned:
-                raise taken(path, found.commit)
+                raise taken(path, found.commit, replaced)
             over = (replaced,)
         if commit.attempt in found.ended:
             raise ended(path, commit.attempt, "commit")
-        return replace(found, commit=commit, ended=(*found.ended, *over))
+        ends = (*found.ended, *over)
+        if over:
+            # One place may be replaced for years, and the register is of limited size. What an
+            # attempt replaces is committed while it begins: those that are forgotten here began
+            # earlier, so none of them can be committed any more. Only one that replaces nothing
+            # could: after that many replacements and a deletion, by a process that was frozen since
+            # before them, between its last look at its files and its write.
+            ends = ends[-_MOST_ENDS:]
+        return replace(found, commit=commit, ended=ends)
 
     return act
 

@@ -29,6 +29,7 @@ from shoal.checkpoint.store.assemble import assemble, blob_record, commit_of
 from shoal.checkpoint.store.interface import ended, incomplete, taken
 from shoal.checkpoint.store.step_names import (
     COMMIT,
+    KEEP,
     new_attempt,
     pending_name,
     temporary_name,
@@ -51,13 +52,13 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
     """Create the directory, PENDING and the manifest, durably.
 
     Raises:
-      StepAlreadyCommittedError: there is a COMMIT.
+      StepAlreadyCommittedError: there is a COMMIT of an attempt that this one does not replace.
       SaveAbortedError: another process ended the attempt at once.
     """
     attempt = manifest.attempt
-    standing = standing_commit(folder)
-    if standing and standing[1].attempt != attempt:
-        raise taken(folder.path, standing[1])
+    standing, replaced = standing_commit(folder), owner.get("replaces", "")
+    if standing and standing[1].attempt not in (attempt, replaced):
+        raise taken(folder.path, standing[1], replaced)
     try:
         _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
         # From here on the folder is not empty and stays. It may not be the one made above, and
@@ -111,10 +112,13 @@ def write_part(folder: Folder, part: Part) -> None:
     folder.sync()  # also makes the names of the data files durable
 
 
-def commit(folder: Folder, attempt: str) -> Commit:
+def commit(folder: Folder, attempt: str, replaced: str = "") -> Commit:
     """Check that the parts tile every leaf, write the index, and commit; tidy afterwards.
 
     If the attempt is committed already, it is made durable, tidied and returned.
+
+    Args:
+      replaced: the committed attempt that this one replaces, unless it is pinned.
 
     Raises:
       StepAlreadyCommittedError: another attempt is committed.
@@ -126,10 +130,10 @@ def commit(folder: Folder, attempt: str) -> Commit:
     """
     fault_points.reach("save.assemble", None)
     give_back(folder)
-    if done := _settled(folder, attempt):
+    if done := _settled(folder, attempt, replaced):
         return done
     try:
-        _link(folder, attempt)
+        _link(folder, attempt, replaced)
     except (FileNotFoundError, FileExistsError, CorruptCheckpointError, StorageError) as error:
         # Other processes may commit, tidy or end it concurrently; the current state counts.
         is_open = see(folder, attempt)  # read before COMMIT, which appears before PENDING goes
@@ -138,7 +142,7 @@ def commit(folder: Folder, attempt: str) -> Commit:
                 raise in_doubt(error) from error.__cause__
             if is_open:
                 raise
-        if done := _settled(folder, attempt):
+        if done := _settled(folder, attempt, replaced):
             return done
         if not is_open:
             remove_attempt(folder, attempt)  # including files written after its end
@@ -146,14 +150,14 @@ def commit(folder: Folder, attempt: str) -> Commit:
         if isinstance(error, CheckpointError):
             raise
         raise _incomplete(folder, attempt) from error
-    done = _settled(folder, attempt)
+    done = _settled(folder, attempt, replaced)
     if done is None:  # deleted as soon as it was committed
         raise ended(folder.path, attempt, "commit")
     return done
 
 
-def _link(folder: Folder, attempt: str) -> None:
-    """Write the index and COMMIT's contents, and link it."""
+def _link(folder: Folder, attempt: str, replaced: str = "") -> None:
+    """Write the index and COMMIT's contents, and link it; or rename it, in place of `replaced`."""
     manifest, manifest_blob, index = assemble(folder, attempt)
     name = index_name(attempt)
     data = encode_index(index)
@@ -166,7 +170,14 @@ def _link(folder: Folder, attempt: str) -> None:
     fault_points.reach("save.link", None)
     # COMMIT is a link to PENDING, and `abandon` removes PENDING first: whichever comes first wins,
     # so that an attempt is never both committed and given up. Of two attempts one link succeeds.
-    folder.link(pending_name(attempt), COMMIT)
+    # A rename takes PENDING away, so the same holds; and there is a COMMIT at every moment.
+    standing = standing_commit(folder) if replaced else None
+    if standing and standing[1].attempt == replaced:
+        # A PENDING left behind by a crash could be committed again, once this attempt is deleted.
+        folder.remove(pending_name(replaced))
+        folder.rename(pending_name(attempt), COMMIT)
+    else:
+        folder.link(pending_name(attempt), COMMIT)
 
 
 def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
@@ -184,13 +195,18 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
     folder.remove(temporary)
 
 
-def _settled(folder: Folder, attempt: str) -> Commit | None:
-    """Return this attempt's commit, durable and tidied; None if there is no COMMIT at all."""
+def _settled(folder: Folder, attempt: str, replaced: str = "") -> Commit | None:
+    """Return this attempt's commit, durable and tidied; None if it can still be committed.
+
+    That is, if there is no COMMIT at all, or that of the attempt to be replaced, not pinned.
+    """
     standing = standing_commit(folder)
     if standing is None:
         return None
     if standing[1].attempt != attempt:
-        raise taken(folder.path, standing[1])
+        if standing[1].attempt == replaced and KEEP not in folder.names():
+            return None
+        raise taken(folder.path, standing[1], replaced)
     try:
         folder.sync()  # the process that linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
@@ -198,6 +214,11 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
     with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
         fault_points.reach("save.committed", None)
         tidy(folder, standing[1])
+        if replaced:
+            # Only now that the new COMMIT is durable. A deletion may have renamed the old one just
+            # before it was replaced: under that name it would count once the new one is deleted.
+            give_back(folder)
+            remove_attempt(folder, replaced)
         fault_points.reach("save.tidied", None)
     return standing[1]
 

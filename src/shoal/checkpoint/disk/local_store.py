@@ -98,7 +98,6 @@ class LocalStore:
             request_bytes=REQUEST_BYTES,
             reads=None,
             looks=1,
-            replaces=False,
         )
 
     def limited(self, left: Left) -> Store:
@@ -176,9 +175,9 @@ class LocalStore:
         """See `Store.missing_parts`."""
         return step_folder.missing_parts(self._folder, attempt, self.names())
 
-    def commit(self, attempt: str) -> Commit:
+    def commit(self, attempt: str, replaced: str = "") -> Commit:
         """See `Store.commit`."""
-        return committing.commit(self._folder, attempt)
+        return committing.commit(self._folder, attempt, replaced)
 
     def is_standing(self, attempt: str) -> bool:
         """See `Store.is_standing`."""

@@ -45,7 +45,9 @@ _LOG = logging.getLogger("shoal")
 def recover_step(folder: Folder) -> Commit | None:
     """Commit a complete attempt of a step that has no COMMIT; finish deletions and tidying.
 
-    Of several complete attempts the one touched last is committed.
+    One that replaces what is committed is committed, too, unless its committer died just before
+    that: what it replaces is then no longer known, and stays. Of several complete attempts the one
+    touched last is committed.
 
     Returns the resulting commit, None if there is none.
 
@@ -53,19 +55,25 @@ def recover_step(folder: Folder) -> Commit | None:
       CorruptCheckpointError: as `committed`; nothing is changed then.
     """
     _finish_deletions(folder)
-    if done := committed(folder):
-        if left_over(folder, done):  # its linker may have died before it was durable
-            folder.sync()
-            tidy(folder, done)
+    done = committed(folder)
+    if done and left_over(folder, done):  # its linker may have died before it was durable
+        folder.sync()
+        tidy(folder, done)
+    if done and listing(folder).attempts.keys() == {done.attempt}:
         return done
-    attempts = [one for one in folder_state(folder).attempts if one.is_live and one.is_complete]
+    attempts = [
+        one
+        for one in folder_state(folder).attempts
+        if one.is_live and one.is_complete
+        and (done is None or one.owner.get("replaces") == done.attempt)
+    ]  # fmt: skip
     for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
         # One that cannot be committed is left to `collect_garbage`; the next may succeed.
         with contextlib.suppress(
             SaveAbortedError, CorruptCheckpointError, UnsupportedCheckpointError
         ):
             try:
-                return commit(folder, attempt.id)
+                return commit(folder, attempt.id, attempt.owner.get("replaces", ""))
             except StepAlreadyCommittedError:
                 break
     return committed(folder)

@@ -15,7 +15,7 @@ from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.checkpoint.tree.plain_values import decode_value, encode_value
 from shoal.colour import local
-from shoal.errors import UsageError
+from shoal.errors import UsageError, counted
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class CheckpointInfo:
 
     def __str__(self) -> str:
         step = "" if self.step is None else f", step {self.step}"
-        head = f"{self.path}{step}: {len(self.leaves)} leaves, {self.bytes} bytes"
+        count = counted(len(self.leaves), "leaf", "leaves")
+        head = f"{self.path}{step}: {count}, {self.bytes} bytes"
         rows = [(one.name, _what(one), one.layout or _value(one)) for one in self.leaves.values()]
         widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
         lines = [f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}".rstrip() for a, b, c in rows]

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from shoal import settings
-from shoal.arguments import check_flags
+from shoal.arguments import check_flags, shown
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.reader import DamagedPart
 from shoal.checkpoint.bucket.address import Bucket
-from shoal.checkpoint.history.looking import ReadOnlyHistory
+from shoal.checkpoint.history.looking import ReadOnlyHistory, path_of_step
 from shoal.checkpoint.history.resumable import (
     Asked,
     Leaves,
@@ -22,7 +22,14 @@ from shoal.checkpoint.history.resumable import (
     made_by,
 )
 from shoal.checkpoint.history.saver import Saver
-from shoal.checkpoint.planning.policies import Cadence, Keep, policy_of, rule_text, rules_of
+from shoal.checkpoint.planning.policies import (
+    FREE,
+    Cadence,
+    Keep,
+    policy_of,
+    rule_text,
+    rules_of,
+)
 from shoal.checkpoint.restoring.target import RestoreOptions, check_names
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
@@ -37,6 +44,7 @@ from shoal.errors import (
     NotCommittedError,
     NotSharedError,
     UsageError,
+    UsageTypeError,
 )
 from shoal.names import hint_within
 from shoal.runtime import process
@@ -51,6 +59,7 @@ _LOG = logging.getLogger("shoal")
 
 
 def _history_of(ckpts: Checkpoints, *_: object, **__: object) -> Coordinator:
+    ckpts._saver.refuse_in_on_commit("a collective call")  # before it counts as one
     return ckpts._coordinator
 
 
@@ -93,8 +102,18 @@ class Checkpoints(ReadOnlyHistory):
         `shoal.retention`, such as `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned
         steps are always kept.
       every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
-        `datetime.timedelta`, `EverySteps` or `EverySeconds` of `shoal.retention`, a function of the
-        step that returns the same on all processes, or several joined by `|`; None: every step.
+        `datetime.timedelta`, "free" (whenever no save runs), `EverySteps` or `EverySeconds` of
+        `shoal.retention`, a function of the step that returns the same on all processes, or several
+        joined by `|`; None: every step.
+      on_commit: a function of a step and its path (as of `path_of`), which process 0 (of
+        `processes`, the lowest) calls after each commit and the deletion of old steps, for example
+        to upload the step. An exception that it raises is logged, and fails nothing. It runs in the
+        thread that saved, and belongs to the save: the next `save`, `wait`, the end of the block
+        and the exit of the program wait for it, and `keep` deletes no step meanwhile. If it takes
+        longer than the deadline of the next save, that save fails; start a thread for such work. A
+        save for a preemption notice also calls it, and returns after it. It must make no collective
+        call; of these checkpoints it can call `pin`, `info` and the listings. It is not called for
+        a step whose save another program completes after a crash.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
@@ -131,6 +150,7 @@ class Checkpoints(ReadOnlyHistory):
         *,
         keep: int | Keep | None = None,
         every: object = None,
+        on_commit: Callable[[int, str | Bucket], object] | None = None,
         asynchronous: bool = True,
         recover: bool = True,
         lease_s: float | None = None,
@@ -148,11 +168,13 @@ class Checkpoints(ReadOnlyHistory):
         _check_seconds("Checkpoints", "lease_s", lease_s)
         lease_s = self._root.pace.lease_s if lease_s is None else lease_s
         policy = policy_of(keep)
-        rules_of(every)
+        is_continuous = FREE in (rules_of(every) or ())
         self._group = group_in(self._coordinator, "Checkpoints", processes)
         self._saver = Saver(
             self._coordinator, self._root, policy,
             group=self._group, asynchronous=asynchronous, lease_s=lease_s,
+            is_continuous=is_continuous,
+            on_commit=_with_path(on_commit, self._root, self._bucket),
         )  # fmt: skip
         self._is_closed = False
 
@@ -162,7 +184,10 @@ class Checkpoints(ReadOnlyHistory):
             coordinator, "Checkpoints", options, begin, self._root,
             group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
         )  # fmt: skip
-        self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
+        self._cadence = Cadence(
+            every, self._clock_of_lead,
+            is_free=self._saver.is_free, last=-1 if last is None else last,
+        )  # fmt: skip
         self._saver.on_failed = self._cadence.undo
 
     # ---- saving
@@ -175,9 +200,11 @@ class Checkpoints(ReadOnlyHistory):
         Collective over processes.
 
         A number of steps needs no communication. Seconds are measured by the leader's clock, which
-        the processes query together at some of the steps. From the agreed step of a pending
-        preemption notice on (`shoal.preempted`) it is True, except for the step that was saved
-        last: also if the loop calls `preempted` after this, in the same step.
+        the processes query together at some of the steps. With "free", the processes agree on the
+        step of the next save in the background, once a save has ended: the first step that no
+        process has reached. A process that reaches a step meanwhile waits. From the agreed step of
+        a pending preemption notice on (`shoal.preempted`) it is True, except for the step that was
+        saved last: also if the loop calls `preempted` after this, in the same step.
         """
         try:
             number = step_number("should_save", step)
@@ -230,6 +257,7 @@ class Checkpoints(ReadOnlyHistory):
             this state. Not with a pending notice: a warning says so.
           UsageError, DivergenceError, StorageError, SaveAbortedError, …: as `shoal.save`, on all.
         """
+        self._saver.refuse_in_on_commit("save")
         with failure_noted(self._coordinator, self._root.path, step) as number:
             try:
                 step = step_number("save", step)
@@ -262,6 +290,7 @@ class Checkpoints(ReadOnlyHistory):
           SaveAbortedError, StorageError, …: on all: it failed; each such error is raised once.
           DeadlineError: it still runs after `timeout_s`; it continues.
         """
+        self._saver.refuse_in_on_commit("wait")
         self._saver.settle(timeout_s)
 
     # ---- restoring
@@ -451,6 +480,7 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
         """
+        self._saver.refuse_in_on_commit("close")
         self._is_closed = True
         self._saver.settle(None)
 
@@ -538,6 +568,22 @@ def _check_seconds(operation: str, name: str, value: object) -> None:
     """Raise unless it is None or a positive number of seconds."""
     if value is not None:
         settings.timeout(operation, value, "", name)
+
+
+def _with_path(
+    on_commit: Callable[[int, str | Bucket], object] | None, root: Store, bucket: Bucket | None
+) -> Callable[[int], object] | None:
+    """Return the user's function as one of the step alone.
+
+    Raises:
+      UsageError: it is no function.
+    """
+    if on_commit is None:
+        return None
+    if not callable(on_commit):
+        detail = f"must be a function of a step and its path, not {shown(on_commit)}"
+        raise UsageTypeError(f"Checkpoints: on_commit {detail}")
+    return lambda step: on_commit(step, path_of_step(root, bucket, step))
 
 
 # ---- Restore the newest intact step: all processes skip a step that any of them finds damaged.

@@ -35,9 +35,7 @@ class ReadOnlyHistory:
         address, which the command takes: `shoal ckpt show ADDRESS`.
         """
         number = saved_steps.step_number("path_of", step)
-        if self._bucket is not None:
-            return below(self._bucket, step_name(number))
-        return self._root.step(number).path
+        return path_of_step(self._root, self._bucket, number)
 
     @local
     def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
@@ -65,7 +63,10 @@ class ReadOnlyHistory:
 
     @property
     def is_saving(self) -> bool:
-        """Is a save of this process still running? False once it is over, successful or not."""
+        """Is a save of this process still running? False once it is over, successful or not.
+
+        It can differ between processes. To save when no save runs, pass `every="free"`.
+        """
         return self._saver.is_saving
 
     @local
@@ -132,3 +133,10 @@ class ReadOnlyHistory:
         if chosen is None:
             raise saved_steps.none_saved(self._root)
         return info_of(self._root.step(chosen))
+
+
+def path_of_step(root: Store, bucket: Bucket | None, step: int) -> str | Bucket:
+    """Return the path of a step; of a run in a bucket, with that bucket's options."""
+    if bucket is not None:
+        return below(bucket, step_name(step))
+    return root.step(step).path

@@ -34,6 +34,7 @@ from shoal.errors import (
     UsageError,
     raise_all,
 )
+from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.preemption import note_failed, note_kept
@@ -43,6 +44,7 @@ from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
 
 if TYPE_CHECKING:
+    from shoal.checkpoint.format.records import Commit
     from shoal.checkpoint.saving.background import Saving
     from shoal.checkpoint.saving.state import State
 
@@ -75,6 +77,50 @@ def seconds_needed(num_bytes: int, rate: Rate) -> float:
     return rate.took_s * num_bytes / max(1, rate.num_bytes)
 
 
+class _NextSave:
+    """The step at which the save after a running one begins: equal on all processes.
+
+    Each process counts the steps that it has reached since the running save began; these are equal
+    numbers for equal steps. Once the save is over on all processes, its thread sends the count and
+    receives the largest of all. The next save begins one step later: no process has passed that
+    one. Meanwhile a process that reaches another step waits, since its count is already sent.
+    """
+
+    def __init__(self, begins_at: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._reached = 0
+        self._begins_at = begins_at  # by that count; None: not agreed
+        self._is_agreeing = False
+
+    def agree(self, await_all: Callable[[], object], largest: Callable[[int], int]) -> None:
+        """Agree on the step, in the thread of the save that is over.
+
+        If an argument raises, the next save begins at the next step of each process, and reports
+        why.
+
+        Args:
+          await_all: waits until it is over on all processes: the first calls `on_commit`, say.
+          largest: maps this process's count to the largest, in one round trip.
+        """
+        begins_at = 0
+        try:
+            await_all()
+            with self._lock:
+                self._is_agreeing, reached = True, self._reached
+            begins_at = largest(reached) + 1
+        finally:
+            with self._lock:
+                self._begins_at, self._is_agreeing = begins_at, False
+
+    def is_here(self) -> bool | None:
+        """Count a step; return whether the save begins there. None: wait for the thread first."""
+        with self._lock:
+            if self._is_agreeing:
+                return None
+            self._reached += 1
+            return self._begins_at is not None and self._reached >= self._begins_at
+
+
 class Saver:
     """Saves steps one after the other."""
 
@@ -87,16 +133,23 @@ class Saver:
         group: Group,
         asynchronous: bool,
         lease_s: float,
+        is_continuous: bool,
+        on_commit: Callable[[int], object] | None,
     ) -> None:
+        """Prepare; `is_continuous`: `is_free` is called at each step."""
         self._coordinator, self._root, self._keep = coordinator, root, keep
         self._group = group
         self._asynchronous, self._lease_s = asynchronous, lease_s
         self._arena = Arena()
         self._reserving: threading.Thread | None = None
         self._running: _Running | None = None
+        self._is_continuous = is_continuous
+        self._next = _NextSave(0)  # after the save that began last in a thread
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
+        self._on_commit = on_commit
+        self._thread_of_on_commit: int | None = None  # while that runs
         self._oldest = 0  # no step below it was there at the last retention
         self._is_unranked = False  # a warning has named a metric that a save lacks
         self._is_of_many = False  # a warning has counted the steps that lack it
@@ -147,6 +200,7 @@ class Saver:
             self._rate = Rate(num_bytes, time.monotonic() - began)
             self.damaged.pop(step, None)  # it is replaced
             self._retain(step, site)
+            self._run_on_commit(step)
 
         from shoal.checkpoint.saving.save import request_of, write_tree
 
@@ -158,14 +212,23 @@ class Saver:
             from shoal.checkpoint.saving.background import start_save
 
             self._await_memory()
-            # It counts as a failure of now, whenever that is, until it is raised.
-            failed = partial(note_failed, self._coordinator, self._root.path, math.inf)
+            following = _NextSave()
+
+            def failed() -> None:
+                # It counts as a failure of now, whenever that is, until it is raised.
+                note_failed(self._coordinator, self._root.path, math.inf)
+                self._agree_on(following, site, timeout_s)
+
+            def done(commit: Commit) -> None:
+                committed(commit.data_bytes)
+                error = self._agree_on(following, site, timeout_s)
+                self._trouble = self._trouble or error
+
             saving = start_save(
                 self._coordinator, request, state, self._group.named,
-                arena=self._arena, on_failed=failed,
-                on_done=lambda commit: committed(commit.data_bytes),
+                arena=self._arena, on_failed=failed, on_done=done,
             )  # fmt: skip
-            self._running = _Running(step, saving)
+            self._running, self._next = _Running(step, saving), following
             if self._coordinator.stop.notice() is None:
                 return
         else:
@@ -207,6 +270,55 @@ class Saver:
         """Is a save still running?"""
         running = self._running  # another thread may settle it
         return running is not None and not running.saving.done
+
+    def is_free(self) -> bool:
+        """Count a step; return whether a save begins there since none runs: equal on all processes.
+
+        It sends nothing. If the last save is ending, it waits until the thread of that has agreed
+        with those of the other processes.
+        """
+        answer = self._next.is_here()
+        if answer is None:
+            self._await_end()
+            answer = self._next.is_here()
+        return bool(answer)
+
+    @interrupts_delivered
+    def _await_end(self) -> None:
+        running = self._running
+        if running is not None:
+            with self._shown_to_wait(running):
+                running.saving.await_end()
+
+    def _agree_on(
+        self, following: _NextSave, site: str, timeout_s: float | None
+    ) -> Exception | None:
+        """Agree on the step of the next save, in the thread of one that is over.
+
+        Args:
+          timeout_s: of the save.
+
+        Returns:
+          Why that failed.
+        """
+        if not self._is_continuous:
+            return None
+
+        def meet(what: str, brought: bytes) -> Mapping[int, bytes]:
+            return agree(
+                self._coordinator, Call("save", "save", site, (what,)), brought,
+                timeout_s=settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S"),
+                group=self._group.named, lane=f"next save {self.called}",
+            )  # fmt: skip
+
+        def largest(reached: int) -> int:
+            return max(map(int, meet("the next save", b"%d" % reached).values()))
+
+        try:
+            following.agree(lambda: meet("the end of the save", b""), largest)
+        except Exception as error:  # noqa: BLE001 - raised by the next save
+            return error
+        return None
 
     @interrupts_delivered
     def settle(self, timeout_s: float | None) -> None:
@@ -258,6 +370,8 @@ class Saver:
             return
         if running.saving.is_of_fork_parent:
             return  # what the folder says must do
+        if self._is_in_on_commit:
+            return  # it is committed
         is_main = threading.current_thread() is threading.main_thread()
         with self._shown_to_wait(running) if is_main else contextlib.nullcontext():
             running.saving.wait(keep_error=True)
@@ -363,6 +477,38 @@ class Saver:
         else:
             if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+    def _run_on_commit(self, step: int) -> None:
+        """Call the function of the user's own on the lead; the save has succeeded all the same."""
+        if self._on_commit is None or self._coordinator.process != self._group.lead:
+            return
+        self._thread_of_on_commit = threading.get_ident()
+        try:
+            self._on_commit(step)
+        except BaseException as error:
+            # In a thread, `sys.exit` is a failure of the function, not the end of the program.
+            if not (self._asynchronous or isinstance(error, Exception)):
+                raise
+            _LOG.warning("step %d is saved; on_commit raised: %r", step, error, exc_info=True)
+        finally:
+            self._thread_of_on_commit = None
+
+    @property
+    def _is_in_on_commit(self) -> bool:
+        """Whether the user's function makes this call. The save is over only when that returns."""
+        return self._thread_of_on_commit == threading.get_ident()
+
+    def refuse_in_on_commit(self, operation: str) -> None:
+        """Refuse a call that waits for the save, or for other processes, in the user's function.
+
+        Raises:
+          UsageError: it is made there.
+        """
+        if self._is_in_on_commit:
+            raise UsageError(
+                f"{operation} in on_commit=, which process {self._group.lead} calls alone, and for "
+                "which the save waits: of these checkpoints, call pin, info and the listings there"
+            )
 
     def _warn_of_many(self, step: int, count: int) -> None:
         """Warn, once, of many steps that only wait to be ranked."""

@@ -21,6 +21,7 @@ from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
 _MOST_NAMED = 8
+FREE = "free"  # in `every`: whenever no save runs
 
 __all__ = [
     "AnyOf",
@@ -29,6 +30,8 @@ __all__ = [
     "EverySteps",
     "Keep",
     "Last",
+    "LastSeconds",
+    "Multiples",
     "Pinned",
     "Saved",
     "doomed",
@@ -75,7 +78,7 @@ class Keep(ABC):
         if not (_is_plain_rule(other) or isinstance(other, Keep)):
             raise UsageTypeError(
                 f"{self!r} | {other!r}: the right side must be a number of steps, or a policy; in "
-                "every= also a timedelta, or a function of the step"
+                f"every= also a timedelta, {FREE!r}, or a function of the step"
             )
         return AnyOf((*_parts(self), *_parts(other)))
 
@@ -132,6 +135,30 @@ class EverySteps(Keep):
 
 @local
 @dataclass(frozen=True)
+class Multiples(Keep):
+    """Keep the steps whose number is a multiple of `n`, step 0 included.
+
+    Local.
+
+    It keeps none of the steps that `every=10` saves, which are 9, 19, 29: keep these by
+    `EverySteps`, or save by `every=lambda step: step % 10 == 0`.
+
+    >>> Multiples(100).kept([Saved(step, 0.0) for step in (0, 50, 99, 100, 300)]) == {0, 100, 300}
+    True
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _count(self)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset(one.step for one in saved if one.step % self.n == 0)
+
+
+@local
+@dataclass(frozen=True)
 class EverySeconds(Keep):
     """Keep the oldest step, and after each kept step the next that began `s` seconds later.
 
@@ -144,13 +171,37 @@ class EverySeconds(Keep):
     s: float
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
-        object.__setattr__(self, "s", seconds("s", self.s, problems, is_finite=True))
-        raise_all("EverySeconds", problems)
+        _seconds(self)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
         return _spread([one.step for one in saved], [one.saved_s for one in saved], self.s)
+
+
+@local
+@dataclass(frozen=True)
+class LastSeconds(Keep):
+    """Keep the newest step, and all steps that began at most `s` seconds before it.
+
+    Local.
+
+    Only stored times are compared: the time that passes while nothing is saved deletes no step. A
+    step with a later time than the newest is kept. The times are those of the clocks of the hosts
+    that saved: `LastSeconds(86400) | Last(2)` keeps two steps also if a clock jumps forward.
+
+    >>> saved = [Saved(step, 600.0 * step) for step in range(13)]
+    >>> sorted(LastSeconds(1800).kept(saved))
+    [9, 10, 11, 12]
+    """
+
+    s: float
+
+    def __post_init__(self) -> None:
+        _seconds(self)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset(one.step for one in saved if saved[-1].saved_s - one.saved_s <= self.s)
 
 
 @local
@@ -352,15 +403,26 @@ def _count(policy: Keep, problems: Sequence[str] = ()) -> None:
     object.__setattr__(policy, "n", number)
 
 
-# ---- When a history saves: every n steps, every n seconds, or as a function says.
+def _seconds(policy: Keep) -> None:
+    """Check `s` of a policy and make it a Python number."""
+    found: list[str] = []
+    number = seconds("s", policy.s, found, is_finite=True)  # type: ignore[attr-defined]
+    raise_all(type(policy).__name__, found)
+    object.__setattr__(policy, "s", number)
+
+
+# ---- When a history saves: every n steps, every n seconds, whenever it can, or as a function says.
 #
 # All processes must decide alike. Step numbers are equal on all; clocks are not, so the lead's
 # clock counts, and reading it takes a meeting. That does not happen at each step, but after half
 # of the steps that the lead expects to remain: a save every ten minutes costs about ten meetings.
 # If steps become slower, the save is late by at most the time that half of those steps then take.
+#
+# Whether a save is still running differs between processes, too. At the end of each save its
+# threads agree on the step at which the next one begins, so no step waits for a round trip.
 
 
-Rule = EverySteps | EverySeconds | Callable[[int], Any]
+Rule = EverySteps | EverySeconds | str | Callable[[int], Any]
 
 
 def due_by_steps(n: int, step: int, last: int) -> bool:
@@ -399,12 +461,19 @@ class Cadence:
         every: object,
         from_lead: Callable[[Callable[[], str]], str],
         *,
+        is_free: Callable[[], bool] = lambda: True,
         last: int = -1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`from_lead` calls its argument on the lead and returns the result on all."""
+        """Prepare for the step after `last`.
+
+        Args:
+          from_lead: calls its argument on the lead and returns the result on all.
+          is_free: whether no save runs; called once a step, with the same result on all.
+        """
         self._rules = rules_of(every)
         self._from_lead = from_lead
+        self._is_free = is_free
         self._clock = clock
         self._answer: tuple[int, bool] | None = None
         # The newest step that was asked for, and how far it was from the one before.
@@ -438,7 +507,7 @@ class Cadence:
     def looks_next(self) -> bool:
         """Whether the next step of the loop, if that goes on in equal strides, reads the clock.
 
-        No function of the user is called for this: they come after the time.
+        Nothing else is evaluated for this: "free" and functions come after the time.
         """
         step = self._asked + self._stride
         if self._rules is None or step <= self.last:
@@ -470,6 +539,8 @@ class Cadence:
             return due_by_steps(rule.n, step, self.last)
         if isinstance(rule, EverySeconds):
             return step > self.last and self._is_time(rule.s, step)
+        if isinstance(rule, str):
+            return step > self.last and self._is_free()
         return bool(rule(step))
 
     def _is_time(self, every_s: float, step: int) -> bool:
@@ -492,21 +563,24 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
     """Parse `every=` of `Checkpoints`; None: every step passed to `save` is saved.
 
     Raises:
-      UsageError: it is not an integer, a timedelta, EverySteps, EverySeconds, several of
+      UsageError: it is not an integer, a timedelta, "free", EverySteps, EverySeconds, several of
         them joined by `|`, or a function.
     """
     if every is None:
         return None
     rules = [_rule(part) for part in _parts(every)]
     if any(rule is None for rule in rules):
+        near = nearest(every, [FREE]) if isinstance(every, str) else ""
         raise UsageTypeError(
-            f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
-            "a function of the step, or several of these joined by |"
+            f"every={every!r} must be a number of steps, a timedelta, {FREE!r} (whenever no save "
+            "runs), EverySteps, EverySeconds, a function of the step, or several of these joined "
+            f"by |{near}"
         )
     by_steps = [rule for rule in rules if isinstance(rule, EverySteps)]
     by_time = sorted((rule for rule in rules if isinstance(rule, EverySeconds)), key=lambda r: r.s)
-    others = [rule for rule in rules if rule and not isinstance(rule, Keep)]
-    return (*by_steps, *by_time[:1], *others)  # functions last: see `looks_next`
+    free = [rule for rule in rules if isinstance(rule, str)]
+    others = [rule for rule in rules if rule and not isinstance(rule, Keep | str)]
+    return (*by_steps, *by_time[:1], *free[:1], *others)  # in this order: see `looks_next`
 
 
 def _rule(part: Any) -> Rule | None:
@@ -520,9 +594,10 @@ def _rule(part: Any) -> Rule | None:
 
 
 def _is_plain_rule(part: object) -> bool:
-    """Return whether it is a number, a time or a function, which `|` joins to a policy."""
+    """Return whether it is a number, a time, "free" or a function, which `|` joins to a policy."""
     is_function = callable(part) and not isinstance(part, type | Keep)
-    return is_function or isinstance(part, timedelta) or as_integer(part) is not None
+    is_text = isinstance(part, str) and part == FREE
+    return is_function or is_text or isinstance(part, timedelta) or as_integer(part) is not None
 
 
 def rule_text(every: object) -> str:

@@ -14,6 +14,7 @@ from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
+from shoal.errors import counted
 
 _WORTH = 1.5  # exchange if direct reads exceed this multiple of the leaf
 _LARGE_BYTES = 1 << 20  # smaller leaves are always read directly
@@ -206,7 +207,8 @@ class RestorePlan:
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             for row in (heads, *rows)
         ]
-        head = f"{self.path}: {self.num_leaves} leaves, {_amount(self.leaves_bytes)}, {self.mode}"
+        leaves = counted(self.num_leaves, "leaf", "leaves")
+        head = f"{self.path}: {leaves}, {_amount(self.leaves_bytes)}, {self.mode}"
         return "\n".join([f"{head} ({self.why})", *lines])
 
 

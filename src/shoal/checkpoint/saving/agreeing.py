@@ -11,7 +11,7 @@ import jax
 
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.planning.who_writes import Own, box_bytes
-from shoal.checkpoint.saving.request import state_lines
+from shoal.checkpoint.saving.request import Request, state_lines
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import State, among, own_of
 from shoal.checkpoint.store import saved_steps
@@ -53,7 +53,7 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
         number, own = _share(members, state, numbers)
         answer |= {"bytes": bytes_needed(own)}
         answer |= {"number": number} if number != process else {}
-        answer["free"] = check_store(store, members.request.replaces)
+        answer |= check_store(members.request, is_lead=members.is_lead)
         members.request.check(state)
     except (CheckpointError, UsageError) as error:
         problem = error
@@ -65,8 +65,9 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
         check_numbers(members.request.operation, answers)
     paths = {who: json.loads(text)["path"] for who, text in answers.items()}
     check_space(store, answers)
-    attempt = json.loads(answers[group.lead])["attempt"]
-    return Agreed(replace(members, attempt=attempt, paths=paths), own)
+    leads = json.loads(answers[group.lead])
+    request = members.request._replace(replaces=leads["replaces"])
+    return Agreed(replace(members, attempt=leads["attempt"], request=request, paths=paths), own)
 
 
 def _numbers(members: SaveMembers, state: State) -> list[int] | None:
@@ -130,23 +131,29 @@ def bytes_needed(own: Sequence[Own]) -> int:
     return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 
-def check_store(store: Store, replaced: str = "") -> int | None:
-    """Return how many bytes may be written there; None: unknown.
+def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:
+    """Return how many bytes may be "free" there, None: unknown; and the attempt it "replaces".
 
-    Args:
-      replaced: an attempt that may be committed there.
+    What is overwritten is what the lead finds: it also removes what killed saves have left there,
+    before the free space is looked at.
 
     Raises:
       StepAlreadyCommittedError: something is saved there.
       CorruptCheckpointError: something is saved there, and damaged.
-      UsageError: it is a history of steps.
+      UsageError: it is a history of steps, or must not be overwritten.
       StorageError: it is not a directory and cannot become one, or is not writable.
     """
-    commit = store.committed()
-    if commit is not None and commit.attempt != replaced:
-        raise taken(store.path, commit)
+    store, replaces = request.store, request.replaces
+    if not request.overwrite:
+        commit = store.standing() if replaces else store.committed()
+        if commit is not None and commit.attempt != replaces:
+            raise taken(store.path, commit, replaces)
     saved_steps.check_single(store)
-    return store.check_writable()
+    if not request.overwrite:
+        return {"free": store.check_writable(), "replaces": replaces}
+    replaces = saved_steps.make_way(store, idle_s=request.lease_s) if is_lead else ""
+    free_bytes = store.check_writable()  # others may have looked before the lead has cleaned up
+    return {"free": free_bytes if is_lead else None, "replaces": replaces}
 
 
 def check_space(store: Store, answers: Mapping[int, bytes]) -> None:

@@ -60,14 +60,7 @@ class Saving:
           UsageError: this process is a fork of the saving process. Otherwise the save's error,
           once, as `save` does.
         """
-        if self.is_of_fork_parent:
-            raise UsageError(
-                f"{self._operation} was begun by the process with pid {self._pid}, of which this "
-                "is a fork: wait for it there"
-            )
-        # Not `join`: before Python 3.13, an interrupted join marks the thread as ended.
-        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
-        if not self._is_over.wait(limit_s):
+        if not self.await_end(timeout_s):
             raise DeadlineError(
                 f"{self._operation} still runs after {timeout_s} s; it continues",
                 name="save",
@@ -79,6 +72,22 @@ class Saving:
             self._error = None
         if error is not None:
             raise error.with_traceback(self._trace)  # otherwise each raise would lengthen it
+
+    def await_end(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is over, successful or not; return whether it is.
+
+        Raises:
+          UsageError: this process is a fork of the saving process.
+        """
+        if self.is_of_fork_parent:
+            raise UsageError(
+                f"{self._operation} was begun by the process with pid {self._pid}, of which this "
+                "is a fork: wait for it there"
+            )
+        # Not `join`: before Python 3.13, an interrupted join marks the thread as ended.
+        return self._is_over.wait(
+            None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        )
 
     def _run(self) -> None:
         try:

@@ -189,7 +189,7 @@ def _write(members: SaveMembers, taken: Snapshot, arena: Arena | None, beat: Lea
 
 def _commit(members: SaveMembers) -> bytes:
     try:
-        commit = members.request.store.commit(members.attempt)
+        commit = members.request.store.commit(members.attempt, members.request.replaces)
     except Exception as error:
         end = save_members.ended_by(members.scene, error)
         if end.commit is None:

@@ -58,8 +58,9 @@ class Request(NamedTuple):
     site: str
     waits: Waits
     lease_s: float  # after which other processes may end this save as stale
-    replaces: str = ""  # the committed attempt that this save replaces, if any: it is damaged
+    replaces: str = ""  # the committed attempt that this save replaces, if any
     check: Callable[[State], None] = lambda _: None  # refuses a state, on all processes
+    overwrite: bool = False  # the lead looks what is to be replaced
 
     @property
     def operation(self) -> str:
@@ -70,6 +71,7 @@ class Request(NamedTuple):
     def lines(self) -> tuple[str, ...]:
         """The options that must be equal on all processes."""
         options = {"step": self.step, "user": self.user, "metrics": self.metrics}
+        options["overwrite"] = self.overwrite
         return tuple(f"{key}={json_digest(value)}" for key, value in options.items())
 
 

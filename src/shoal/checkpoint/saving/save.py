@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal.arguments import integer
+from shoal.arguments import check_flags, integer
 from shoal.arrays.bridge.layout_functions import short_text
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import Arena
@@ -38,6 +38,7 @@ def save(
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    overwrite: bool = False,
     processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
@@ -48,8 +49,10 @@ def save(
     Collective over processes.
 
     When it returns, the checkpoint is committed: it survives a crash of any process or host. An
-    incomplete checkpoint is never taken for a complete one, nothing saved before is ever
-    overwritten, and the checkpoint is saved for all processes or for none. Each distinct box of an
+    incomplete checkpoint is never taken for a complete one, nothing saved before is overwritten
+    unless you pass `overwrite`, and the checkpoint is saved for all processes or for none. With
+    `overwrite`, a complete checkpoint is at `path` at every moment, whatever is killed: the one
+    before, or the new one. Each distinct box of an
     array is written once, by one of its holders, and checksummed; replicas share the work. Values
     in this host's memory are read in place.
 
@@ -62,12 +65,14 @@ def save(
     failure can undo it.
 
     Args:
-      path: a directory that all processes share, without a checkpoint.
+      path: a directory that all processes share, without a checkpoint, unless `overwrite`.
       tree: dicts, lists, tuples, namedtuples and nodes registered with JAX; leaves are JAX and
         NumPy arrays of any dtype, PRNG keys, numbers, str, bytes, None, PerProcess.
       step: the step number to store with it.
       user: JSON to store with it, equal on all processes.
       metrics: numbers for retention policies, equal on all processes; 1 KiB at most.
+      overwrite: whether to replace the checkpoint at `path`, if there is one, damaged or not; equal
+        on all processes. It needs room for both. Other files there are left alone.
       processes: the processes that save, including the caller; equal on all. The data on their
         devices are saved, as if they were the whole job. None: all of the job.
       name: identifies the call if it is made at several call sites; None: the call site identifies
@@ -78,14 +83,16 @@ def save(
         beside others needs one of its own, except in a job of one process.
 
     Raises:
-      StepAlreadyCommittedError: on all: something is saved there.
+      StepAlreadyCommittedError: on all: something is saved there; with `overwrite`: by another
+        save, while this one ran.
       DivergenceError: on all that arrived: trees, layouts, values or the calls differ.
       SaveAbortedError: on all survivors: a process was lost, failed or was late.
       StorageFullError, StorageError: on all: the file system of one process failed.
       NotSharedError: on all: processes do not see one another's files.
       UsageError: on the caller: an argument is wrong, or leaves cannot be saved (it names all).
         The others get SaveAbortedError. On all: parts of the named arrays are held only by
-        processes that `processes` does not name; nothing was written.
+        processes that `processes` does not name, or what `overwrite` would replace is pinned, a
+        step of a history, or a symbolic link; nothing was written.
 
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})
@@ -94,8 +101,9 @@ def save(
 
     with failure_noted(coordinator, str(path), step) as number:
         request = request_of(
-            path, step=step, user=user, metrics=metrics, name=name, timeout_s=timeout_s, lane=lane
-        )
+            path, step=step, user=user, metrics=metrics, overwrite=overwrite, name=name,
+            timeout_s=timeout_s, lane=lane,
+        )  # fmt: skip
         write_tree(coordinator, request, tree, processes, lane=lane)
     note_kept(coordinator, str(path), number)
 
@@ -130,6 +138,7 @@ def request_of(
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    overwrite: bool = False,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: object = "main",
@@ -148,6 +157,7 @@ def request_of(
         if given is not None and not isinstance(given, Mapping):
             raise UsageTypeError(f"{operation}: {what}={given!r} must be a dict")
     check_json(dict(user or {}), f"{operation}: user")
+    check_flags(operation, overwrite=overwrite)
     waits = Waits.of(operation, timeout_s)
     return Request(
         store if timeout_s is None else store.limited(lambda: waits.left_s),
@@ -158,6 +168,7 @@ def request_of(
         callsite(),
         waits,
         store.pace.lease_s,
+        overwrite=overwrite,
     )
 
 

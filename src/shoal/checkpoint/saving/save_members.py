@@ -176,7 +176,7 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
             _wait_for_parts(scene, cause)
         try:
             if not store.missing_parts(scene.attempt):
-                return store.commit(scene.attempt)
+                return store.commit(scene.attempt, scene.request.replaces)
         except (CheckpointError, OSError) as error:
             problem = error
     end = ended_by(scene, problem)

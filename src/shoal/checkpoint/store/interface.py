@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shoal.checkpoint.format.records import Commit, Manifest, Part
+from shoal.checkpoint.store.step_names import step_at
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -80,7 +81,6 @@ class Pace(NamedTuple):
     request_bytes: int  # most of one read
     reads: int | None  # at a time; None: as many as there are cores
     looks: int  # small files that are read at a time
-    replaces: bool  # a commit may replace another in one change; else that is deleted first
 
 
 class Got(NamedTuple):
@@ -176,11 +176,11 @@ class Store(Files, Protocol):
         """Begin an attempt, durably: from now on it may be committed.
 
         Args:
-          owner: host, pid, start time; and where the store `replaces`, the attempt that this one
-            is to replace, as "replaces".
+          owner: host, pid, start time; and the committed attempt that this one is to replace, if
+            any, as "replaces".
 
         Raises:
-          StepAlreadyCommittedError: something is committed here.
+          StepAlreadyCommittedError: something is committed here that it does not replace.
           SaveAbortedError: another process ended the attempt at once.
         """
 
@@ -208,8 +208,12 @@ class Store(Files, Protocol):
           CorruptCheckpointError, UnsupportedCheckpointError: it cannot be read.
         """
 
-    def commit(self, attempt: str) -> Commit:
+    def commit(self, attempt: str, replaced: str = "") -> Commit:
         """Commit an attempt of which all parts exist, durably; tidy afterwards.
+
+        Args:
+          replaced: the committed attempt that this one replaces, in one change, unless it is
+            pinned: at any moment one of the two is committed, and its files are there.
 
         Raises:
           StepAlreadyCommittedError: another attempt is committed.
@@ -316,11 +320,20 @@ def located(path: str) -> Iterator[None]:
         raise
 
 
-def taken(path: str, commit: Commit) -> StepAlreadyCommittedError:
-    """Return the error for a step that is already saved."""
+def taken(path: str, commit: Commit, replaced: str = "") -> StepAlreadyCommittedError:
+    """Return the error for a place where something is saved; `replaced`: as in `Store.commit`."""
+    words = f"{path} is already saved, by attempt {commit.attempt}; nothing is overwritten"
+    hint = "save to another path, pass overwrite=True to replace it, or delete it"
+    if step_at(path) is not None:
+        hint = "save another step, or delete this one first"
+    if replaced:
+        words = (
+            f"{path}: attempt {commit.attempt} was committed or pinned there while this save ran; "
+            "it stays"
+        )
+        hint = "save again to replace it, or unpin it first"
     return StepAlreadyCommittedError(
-        f"{path} is already saved, by attempt {commit.attempt}; nothing is overwritten\n"
-        "save to another path, or as another step; or delete this checkpoint first",
+        f"{words}\n{hint}",
         path=path,
         attempt=commit.attempt,
     )

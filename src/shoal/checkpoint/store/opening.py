@@ -29,6 +29,7 @@ from shoal.errors import (
     NotCommittedError,
     StorageError,
     UnsupportedCheckpointError,
+    counted,
 )
 from shoal.hashing import seal
 
@@ -100,10 +101,10 @@ def _opened(store: Store) -> Checkpoint:
 
 
 def deleted_meanwhile(store: Store, attempt: str) -> NotCommittedError | None:
-    """Return the error for a checkpoint that was deleted after it was opened; None if it stands.
+    """Return the error for a checkpoint that is gone since it was opened; None if it stands.
 
-    Retention, by another job for example, deletes steps that a reader may have open: what the
-    reader then lacks is no damage.
+    Retention, by another job for example, deletes steps that a reader may have open, and a save
+    may replace them: what the reader then lacks is no damage.
     """
     try:
         commit = store.committed()
@@ -111,7 +112,10 @@ def deleted_meanwhile(store: Store, attempt: str) -> NotCommittedError | None:
         return None
     if commit is not None and commit.attempt == attempt:
         return None
-    return NotCommittedError(f"{store.path}: was deleted while it was read", path=store.path)
+    words = "was deleted while it was read"
+    if commit is not None:
+        words = "was replaced by another save while it was read: read it again"
+    return NotCommittedError(f"{store.path}: {words}", path=store.path)
 
 
 def _items(leaves: Sequence[LeafRecord]) -> Items:
@@ -181,7 +185,8 @@ def _what_is_there(store: Store) -> str:
     if link := store.why_absent(at):
         return link
     if steps := store.steps():
-        return f"is not a checkpoint but a history of {len(steps)} steps; pass the path of one"
+        count = counted(len(steps), "step")
+        return f"is not a checkpoint but a history of {count}; pass the path of one"
     if words := unfinished(store):
         return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

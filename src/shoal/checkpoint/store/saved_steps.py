@@ -15,7 +15,7 @@ from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.planning.policies import Keep, Saved, doomed
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.opening import unfinished
-from shoal.checkpoint.store.step_names import COMMIT, check_place
+from shoal.checkpoint.store.step_names import COMMIT, check_place, step_at
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -23,6 +23,7 @@ from shoal.errors import (
     StorageError,
     UnsupportedCheckpointError,
     UsageError,
+    counted,
 )
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.threads import in_threads
@@ -74,7 +75,7 @@ def check_single(store: Store) -> None:
     """
     if count := len(store.steps()):
         raise UsageError(
-            f"save({store.path!r}): that is a history of {count} steps\n"
+            f"save({store.path!r}): that is a history of {counted(count, 'step')}\n"
             "save to another directory, or a step by `Checkpoints.save`"
         )
 
@@ -201,8 +202,8 @@ def _pinned(step: int) -> UsageError:
 def make_room(root: Store, step: int) -> str:
     """Make room for a damaged step to be saved again.
 
-    Returns the attempt that the new one is to replace. "": it is deleted, since the store cannot
-    replace it, or what it says is unreadable.
+    Returns the attempt that the new one is to replace. "": it is deleted, since it is a link, or
+    what it says is unreadable.
 
     Raises:
       CorruptCheckpointError: the directory holds another step, which may be intact.
@@ -214,13 +215,48 @@ def make_room(root: Store, step: int) -> str:
         found = store.standing()
     if found and not store.is_link:
         check_place(store.path, found.step, COMMIT)
-    if found and store.pace.replaces:
         if store.is_pinned:
             raise _pinned(step)
         return found.attempt
     with contextlib.suppress(NotCommittedError):  # another process was faster
         delete_step(root, step)
     return ""
+
+
+def make_way(store: Store, *, idle_s: float) -> str:
+    """Clean up a single checkpoint that is to be overwritten, and return its attempt; "": none.
+
+    Damaged or not: its COMMIT must be readable, or this may be no checkpoint.
+
+    Raises:
+      CorruptCheckpointError, UnsupportedCheckpointError: its COMMIT cannot be read.
+      UsageError: it is pinned, a step of a history, or a link to a checkpoint, which may be one.
+    """
+    operation = f"save({store.path!r}, overwrite=True)"
+    try:
+        found = store.standing()
+    except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
+        error.args = (f"{error}\n{operation} replaces what it can read: delete that first",)
+        raise
+    if found is not None and store.is_link:
+        raise UsageError(
+            f"{operation}: that is a symbolic link to a checkpoint; pass the path of the checkpoint"
+        )
+    if found is not None and step_at(store.path) is not None:
+        raise UsageError(
+            f"{operation}: that is a step of a history, and steps are not overwritten; "
+            "save another step, or delete this one first"
+        )
+    if found is not None and store.is_pinned:
+        detail = "the checkpoint there is pinned: unpin it, or remove its file KEEP"
+        raise UsageError(f"{operation}: {detail}")
+    if not store.is_link:
+        try:
+            store.collect_garbage(idle_s=idle_s)
+        except CheckpointError as error:  # what is committed may be damaged
+            _LOG.warning("%s could not be cleaned up: %s", store.path, error)
+    found = store.standing()
+    return "" if found is None else found.attempt
 
 
 def _committed(

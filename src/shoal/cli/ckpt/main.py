@@ -26,6 +26,7 @@ from shoal.errors import (
     CorruptCheckpointError,
     StorageError,
     UnsupportedCheckpointError,
+    counted,
 )
 
 
@@ -46,6 +47,7 @@ def ckpt() -> typer.Typer:
     app.callback(help=ckpt.__doc__)(_about)
     for command in (ls, show, verify, diff, cp, recover, gc, delete):
         app.command()(command)
+    app.command("rm", hidden=True)(delete)
     return app
 
 
@@ -64,7 +66,7 @@ def ls(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List the steps: committed ones, and unfinished saves with what they wait for.
+    """List the committed steps, and what unfinished saves wait for.
 
     \b
     Example:
@@ -184,7 +186,7 @@ def show(
     step: Annotated[int | None, typer.Option(help="This step of a history.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Show the leaves of a checkpoint: shapes, dtypes, layouts, bytes; and the user's metadata.
+    """Show the leaves of a checkpoint, and the user's metadata.
 
     \b
     Examples:
@@ -241,9 +243,10 @@ def diff(
     leaf: Annotated[str, typer.Option(metavar="GLOB", help=LEAF_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Compare two checkpoints: names of leaves, shapes, dtypes, and every value, bit by bit.
+    """Compare two checkpoints, bit by bit.
 
-    Where and how they are stored (layouts, processes, files) makes no difference.
+    Names of leaves, shapes, dtypes and every value are compared. Where and how they are stored
+    (layouts, processes, files) makes no difference.
 
     \b
     Examples:
@@ -263,7 +266,7 @@ def diff(
         for one in differences[:_SHOWN]:
             print(safe(f"{one['leaf']}: {one['words']}"))
         if len(differences) > _SHOWN:
-            print(f"and {len(differences) - _SHOWN} more leaves")
+            print(f"and {counted(len(differences) - _SHOWN, 'more leaf', 'more leaves')}")
         print(f"{len(differences)} differ" if differences else "equal, bit by bit")
     if differences:
         raise typer.Exit(1)

@@ -27,7 +27,7 @@ from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.saved_steps import delete_saved
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed, unread
-from shoal.cli.tables import print_json, print_lines
+from shoal.cli.tables import print_json, print_lines, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import (
     CorruptCheckpointError,
@@ -35,6 +35,7 @@ from shoal.errors import (
     StorageError,
     UnsupportedCheckpointError,
     UsageError,
+    counted,
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
@@ -44,7 +45,7 @@ def recover(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     as_json: _Json = False,
 ) -> None:
-    """Commit complete saves that were not committed; finish interrupted deletions.
+    """Commit complete saves; finish interrupted deletions.
 
     A save for which all processes had written their parts is as good as saved. Programs do the same
     when they begin (`shoal.Checkpoints`).
@@ -125,7 +126,7 @@ def gc(
     if as_json:
         print_json(results)
     else:
-        _print_results(results, "would go" if dry_run else "are gone")
+        _print_results(results, "would be removed" if dry_run else "removed")
     if code:
         raise typer.Exit(code)
 
@@ -166,7 +167,7 @@ def _size(entry: FoundCheckpoint, name: str) -> int:
         return 0
 
 
-def _print_results(results: list[dict[str, Any]], verb: str) -> None:
+def _print_results(results: list[dict[str, Any]], done: str) -> None:
     for one in results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if "problem" in one:
@@ -174,7 +175,8 @@ def _print_results(results: list[dict[str, Any]], verb: str) -> None:
         elif "link" in one:
             print(f"{name}: is a link: clean up its target instead")
         elif one["removed"]:
-            print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
+            files = counted(len(one["removed"]), "file")
+            print(f"{name}: {files} of {in_bytes(one['bytes'])} {done}")
         for attempt in one.get("spared", ()):
             why = "it was touched recently"
             if attempt in one.get("ahead_s", {}):
@@ -206,7 +208,8 @@ def verify(
     \b
     Exit code:
       0   every byte is as saved
-      1   nothing is committed there; or unreadable: written by a newer shoal, no permission
+      1   nothing is committed there; or it cannot be read (a newer shoal's, no
+          permission)
       76  bytes are damaged or missing
     """
     found = [_verified(entry) for entry in _committed(look_at(path, step))]
@@ -216,14 +219,16 @@ def verify(
     for one in [] if as_json else results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if one["deleted"]:
-            print(f"{name}: was deleted while it was read")
+            print(f"{name}: was deleted or replaced while it was read")
         elif not one["problems"]:
             rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
-            print(f"{name}: {in_bytes(one['bytes'])} in {one['files']} files are whole, {rate}/s")
+            size = f"{in_bytes(one['bytes'])} in {counted(one['files'], 'file')}"
+            print(f"{name}: every byte is as saved, {size}, {rate}/s")
         for problem in one["problems"]:
             print_lines(name, problem)
     if all(one["deleted"] for one in results):
-        raise NotCommittedError(f"{path}: all that was listed is deleted by now", path=path)
+        words = "all that was listed is deleted or replaced by now"
+        raise NotCommittedError(f"{path}: {words}", path=path)
     if code := max(code for _, code in found):
         raise typer.Exit(code)
 
@@ -329,22 +334,27 @@ def _copied(entry: FoundCheckpoint, target: Store) -> Copied:
         return copy_checkpoint(entry.store, target, advance)
 
 
+_DECLINED = 1
+
+
 def delete(
     path: Annotated[str, typer.Argument(help="One checkpoint; or a history, with --step.")],
     step: Annotated[
         list[int] | None, typer.Option(metavar="N", help="This step of a history; may be repeated.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: _Json = False,
 ) -> None:
     """Delete committed checkpoints for good.
 
-    Damaged ones, too. If one is pinned, nothing is deleted. `recover` finishes an interrupted
-    deletion, and so does the next program that opens the run.
+    Damaged ones, too. If one is pinned, nothing is deleted. On a terminal, it asks first. `recover`
+    finishes an interrupted deletion, and so does the next program that opens the run.
 
     \b
     Examples:
-      shoal ckpt delete run/ --step 400 --step 800
-      shoal ckpt delete s3://bucket/model
+      shoal ckpt delete run/ --step 400 --step 800 --dry-run
+      shoal ckpt delete s3://bucket/model --yes
     """
     place = look_at(path)
     if place.is_history and not step:
@@ -355,11 +365,17 @@ def delete(
     for entry in entries:
         if entry.store.is_pinned:
             raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")
+    if sys.stdin.isatty() and not dry_run and not yes:
+        steps = ", ".join(entry.name for entry in entries)
+        what = f"{steps} of {place.path}" if place.is_history else place.path
+        if not typer.confirm(f"Delete {safe(what)} for good?", err=True):
+            raise typer.Exit(_DECLINED)
+    done = "would be deleted" if dry_run else "deleted"
     for entry in entries:
-        if not delete_saved(entry.store):
+        if not dry_run and not delete_saved(entry.store):
             raise UsageError(f"{entry.name} was pinned meanwhile, and stays")
         if not as_json:
-            print(f"{entry.name}: deleted")
+            print(f"{entry.name}: {done}")
     if as_json:
         print_json([{"step": entry.step, "path": entry.store.path} for entry in entries])
 

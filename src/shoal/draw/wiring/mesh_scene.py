@@ -25,7 +25,7 @@ from shoal.draw.wiring.scene import (
     Scene,
     grounds,
 )
-from shoal.errors import UsageError
+from shoal.errors import UsageError, counted
 from shoal.plan.hardware.hosts import Flat
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.mesh import Mesh, coords_of
@@ -141,11 +141,11 @@ class _Drawing:
         count, hosts = self.topology.num_devices, len(np.unique(self.where.processes))
         chips = sum(math.prod(box.sizes) for box in self.boxes)
         if isinstance(self.topology, Torus | Slices):
-            facts.append(_many(chips, "chip"))
+            facts.append(counted(chips, "chip"))
         if count != chips or not isinstance(self.topology, Torus | Slices):
-            facts.append(_many(count, "device"))
+            facts.append(counted(count, "device"))
         if not isinstance(self.topology, Flat) or hosts > 1:
-            facts.append(_many(hosts, "host"))
+            facts.append(counted(hosts, "host"))
         return ", ".join(facts)
 
     def _lay_panels(self) -> None:
@@ -289,10 +289,6 @@ def _neighbours(shown: _Shown, size: int, wraps: bool) -> Iterator[tuple[int, in
         yield len(shown) - 1, 0, True
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 # ---- The rings of a mesh's axes on the wires: the order of the devices, and the hops.
 
 
@@ -367,21 +363,21 @@ def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Gr
     """Describe the hops of an axis's rings."""
     if size == 1:
         return "no hops"
-    inside = size - crossings
+    inside, hops = size - crossings, counted(size - crossings, "hop")
     if not boxes[0].rank:
         has_hosts = any(len(np.unique(box.processes[box.ids >= 0])) > 1 for box in boxes)
         leaving = f", {crossings} between hosts" if crossings else ", all within a host"
-        return f"{size} hops{leaving if has_hosts else ''}"
+        return f"{counted(size, 'hop')}{leaving if has_hosts else ''}"
     leaving = f"; {crossings} between slices" if crossings else ""
     if not inside:
-        return f"{size} hops, all between slices"
+        return f"{counted(size, 'hop')}, all between slices"
     if longest == 0:
-        return f"{inside} hops within a chip{leaving}"
+        return f"{hops} within a chip{leaving}"
     if longest == 1 and total < inside:
-        return f"{inside} hops of 1 link or within a chip, {total} links in all{leaving}"
+        return f"{hops} of 1 link or within a chip, {counted(total, 'link')} in all{leaving}"
     if longest == 1:
-        return f"{inside} hops of 1 link{leaving}"
-    return f"{inside} hops, the longest {longest} links, {total} in all{leaving}"
+        return f"{hops} of 1 link{leaving}"
+    return f"{hops}, the longest {longest} links, {total} in all{leaving}"
 
 
 def _lengths(

@@ -38,7 +38,7 @@ class NodeCard(NamedTuple):
     fingerprint: str  # of the whole command and the script's content
     devices: int | None
     versions: str  # of Python, shoal and JAX
-    highest_shown: int  # of --only; -1: all are shown
+    highest_shown: int  # rank of --only and --stdin; -1: none
     token: str = "none"  # its source
     restarts: str = ""  # --max-restarts and --restart-preempted, as given
     attempt: int = 0  # known to it; the highest counts
@@ -60,7 +60,7 @@ def own_card(order: JobOrder, nodes: NodesOrder, attempt: int) -> NodeCard:
         fingerprint(order.command),
         order.devices,
         versions(),
-        -1 if order.shown is None else max(order.shown, default=-1),
+        max([*(order.shown or ()), -1 if order.stdin is None else order.stdin]),
         nodes.token.source,
         order.restarts.options if order.restarts else "",
         attempt,
@@ -159,7 +159,7 @@ class Assembly:
         for card in self._here.values():
             if card.highest_shown >= self.total:
                 ranks = f"the ranks of all {self.total} processes are 0 to {self.total - 1}"
-                return f"--only {card.highest_shown} on {card.name}: {ranks}"
+                return f"--only or --stdin {card.highest_shown} on {card.name}: {ranks}"
         return ""
 
 

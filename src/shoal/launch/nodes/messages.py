@@ -207,6 +207,8 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         ended_s=float(row["ended_s"]),
         crashed_at=tuple(of_json(StackFrame, one) for one in row["crashed_at"]),
         asked_s=math.inf if row["asked_s"] is None else float(row["asked_s"]),
+        is_python=bool(row["is_python"]),
+        has_input=bool(row["has_input"]),
     )
 
 

@@ -44,7 +44,7 @@ from shoal.runtime.startup.launcher_table import (
     shown,
     variables_of,
 )
-from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.launchers import JobPlace, decide, innermost
 from shoal.runtime.startup.meeting_address import by_loopback, join_place, token_of
 from shoal.runtime.startup.not_joined import refuse_child
 from shoal.runtime.startup.options import Arguments
@@ -357,8 +357,13 @@ def rule_states(env: Environment) -> tuple[RuleState, ...]:
     [('torchrun', True), ('Slurm step', False)]
     """
     used, states = "", []
+    inner = innermost(env)
     for launcher in LAUNCHERS:
-        state = _state(launcher, env, used)
+        state = _state(launcher, inner, used)
+        outer = {name: env[name] for name in launcher.identity if name in env.keys() - inner.keys()}
+        if outer and not state.is_seen:
+            why = f"{shown(outer)}: of the job in which a process has started another launcher"
+            state = RuleState(launcher.name, False, True, why)
         used = used or (launcher.name if state.is_used else "")
         states.append(state)
     return tuple(states)

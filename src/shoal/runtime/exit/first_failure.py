@@ -54,7 +54,9 @@ LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 # Exit codes of a program that died of an exception of its own. Not of those that another process,
 # host or service may have caused; others are of programs that chose their code, after an exception
 # that they may have survived.
-_RAISED = (1, DivergenceError.exit_code, CorruptCheckpointError.exit_code)
+_RAISED = (
+    1, 128 + signal.SIGINT, DivergenceError.exit_code, CorruptCheckpointError.exit_code,
+)  # fmt: skip
 # A program that ends itself by a fault gets others: SIGSEGV, SIGABRT, SIGBUS, …
 _FROM_OUTSIDE = (
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
@@ -136,6 +138,8 @@ class Ending(NamedTuple):
     crashed_at: tuple[StackFrame, ...] = ()  # the program's lines when a fault of its own ended it
     asked_s: float = math.inf  # when the launcher passed on a SIGTERM, as a request to end
     left: Gone | None = None  # the meeting place's report that it left the job in order
+    has_input: bool = True  # standard input; else /dev/null
+    is_python: bool = True  # started by this launcher's Python, which records how it ends
 
     @property
     def is_oom(self) -> bool:

@@ -50,6 +50,7 @@ from shoal.runtime.exit.main_program import MainProgram, write_open_files
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
 from shoal.runtime.failures.last_record import (
+    claim,
     exit_code_of,
     for_launcher,
     for_the_log,
@@ -118,6 +119,7 @@ class ExitGuard:
     def begin_joining(self, process: int, num_processes: int) -> None:
         """Note which process this is to be."""
         self._joining = process, num_processes
+        claim()
         if num_processes > 1 and not has_launcher():
             _reports()  # imported now: a process that fails may have no descriptor left
 
@@ -205,7 +207,7 @@ class ExitGuard:
                 self._show(kind, error, trace)
             if self._is_owner():
                 self._outlast(None)
-                if isinstance(error, ShoalError):
+                if isinstance(error, ShoalError | KeyboardInterrupt):
                     raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
         self._agent.note_signals(coordinator.process)

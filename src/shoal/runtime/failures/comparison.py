@@ -51,6 +51,10 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("barrier", ""): "A barrier needs the same name on every process.",
     ("assert_same", "value"): "It is the first leaf that differs; later ones were not compared.",
     ("make_mesh", ""): "make_mesh needs the same axes, options and devices on every process.",
+    ("save", "step"): (
+        "save needs the same step on every process.\n"
+        'If is_saving chose it, use Checkpoints(every="free") instead.'
+    ),
     ("put", ""): _PUT,
     ("put", "value"): (
         f"{_PUT}\nTo compare only the tree, shapes, dtypes and layouts, pass "
@@ -115,7 +119,7 @@ class Said(NamedTuple):
 class Kind(NamedTuple):
     """What is different."""
 
-    what: str = "value"  # call name tree shape dtype value group program layout
+    what: str = "value"  # call name step tree shape dtype value group program layout
     path: str = ""  # of the leaf
 
 
@@ -248,6 +252,8 @@ def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
         return Kind("tree"), [*lines]
     if any(line.startswith("mesh: ") for line in lines):
         return Kind("layout"), [*lines]
+    if all(line.startswith("step=") for line in lines):
+        return Kind("step"), [*lines]
     parsed = [leaf for leaf in leaves if leaf is not None]
     if len(parsed) < len(lines) or not all(map(_is_leaf, parsed)):
         return Kind("value"), [*lines]

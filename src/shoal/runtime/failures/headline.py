@@ -20,7 +20,7 @@ from shoal.runtime.system.failure_words import listed
 NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120
 _PLURALS = {
     "name": "names", "tree": "trees", "shape": "shapes", "dtype": "dtypes", "value": "values",
-    "group": "groups", "layout": "layouts",
+    "group": "groups", "layout": "layouts", "step": "steps",
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def job_headline(failure: JobFailure) -> str:
 def _claim(cause: Cause, failure: JobFailure) -> str:
     """Return who failed, and how."""
     if cause.kind == "diverged" and cause.difference is not None:
-        return _difference_claim(cause.difference)
+        return _difference_claim(cause.difference, cause.step)
     if cause.kind == "stalled" and cause.wait is not None:
         missing = ProcessSet(p for one in cause.wait.missing for p in one.processes)
         verb = "is" if len(missing) == 1 else "are"
@@ -106,18 +106,21 @@ def predicate(cause: Cause) -> str:
     return "failed"
 
 
-def _difference_claim(difference: Difference) -> str:
+def _difference_claim(difference: Difference, step: int | None) -> str:
+    """Return what differs, and the step of the call that found it: a call that differs is older."""
     what, call = difference.what, difference.call or "a call"
+    in_step = f" in step {step}" if step is not None else ""
+    found = f", found{in_step}" if in_step else ""
     if what == "call":
-        return "processes made different calls"
+        return f"processes made different calls{found}"
     if what == "program":
-        return "processes compiled different programs"
+        return f"processes compiled different programs{found}"
     where = point(call, difference.name)
     if call == "assert_same":
-        return f"{where} found different {_PLURALS.get(what, what)}"
+        return f"{where} found different {_PLURALS.get(what, what)}{in_step}"
     if what == "name":
         where = f"{'an' if call[:1] in 'aeiou' else 'a'} {call}"
-    return f"processes gave {where} different {_PLURALS.get(what, what)}"
+    return f"processes gave {where} different {_PLURALS.get(what, what)}{found}"
 
 
 def is_out_of_memory(cause: Cause) -> bool:

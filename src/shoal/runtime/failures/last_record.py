@@ -216,8 +216,15 @@ class Taken(NamedTuple):
     threads: tuple[LastRecord, ...] = ()  # of threads that exceptions have ended
 
 
-def take(path: str, pid: int) -> Taken:
-    """Return the records of a process, and remove the file."""
+def claim() -> None:
+    """Let this process record how it ends, if a command that `shoal run` has started started it."""
+    path = settings.text(VARIABLE)
+    if os.path.isabs(path):  # else with the pid of a process, whose children record nothing
+        os.environ[VARIABLE] = f"{os.getpid()}:{path}"
+
+
+def take(path: str, pid: int | None) -> Taken:
+    """Return the records of a process (None: of any), and remove the file."""
     found, threads = None, []
     with contextlib.suppress(OSError):
         with open(open_no_link(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -226,9 +233,11 @@ def take(path: str, pid: int) -> Taken:
         for line in lines:
             with contextlib.suppress(*UNREADABLE):
                 one = of_json(LastRecord, json.loads(line))
-                if one.pid == pid and one.cause.thread:
+                if pid not in (None, one.pid):
+                    continue
+                if one.cause.thread:
                     threads.append(one)
-                elif one.pid == pid:
+                else:
                     found = one
     return Taken(found, tuple(threads))
 
@@ -405,7 +414,7 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         place = StackFrame(
-            file=os.path.basename(error.filename),
+            file=_from_import_root(error.filename),
             line=error.lineno,
             function="<module>",
             source=(error.text or "").strip()[:_SOURCE],
@@ -423,6 +432,13 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
     below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
     chosen, repeats = _unrepeated([entries[i] for i in own])
     return tuple(map(_frame, chosen)), dict(below), repeats
+
+
+def _from_import_root(file: str) -> str:
+    """Return the path of a file from the directory where Python would find it; else its name."""
+    roots = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
+    root = max(filter(file.startswith, roots), key=len, default="")
+    return file.removeprefix(root).replace(os.sep, "/") if root else os.path.basename(file)
 
 
 def _unrepeated(entries: list[TracebackType]) -> tuple[list[TracebackType], int]:

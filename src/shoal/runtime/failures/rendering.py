@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from shoal.errors import counted
 from shoal.runtime.failures.evidence import end_of_all, evidence, others
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -116,7 +117,7 @@ def laid_out(failure: JobFailure, style: Style, program: str = "shoal run") -> l
         if len(lines) + len(last) <= LINES:
             return [*lines, *last]
     left = len(lines) + len(last) + 1 - LINES
-    note = Span(f"  {style.dots} {left} more lines", "quiet")
+    note = Span(f"  {style.dots} {counted(left, 'more line')}", "quiet")
     return [*lines[:-left], [note], *last]
 
 

@@ -166,13 +166,17 @@ def fitting(text: str, start: int, limit: int) -> int:
 def shortened(text: str, limit: int, dots: str = "…") -> str:
     """Return a text of at most `limit` columns: cut in the middle, with what is missing.
 
+    The mark is the dots alone where little is missing: it would hide more than it counts.
+
     >>> shortened("/data/" + "x" * 2000 + "-0001", 48)
     '/data/xxxxxxxx… 1,983 characters …xxxxxxxxx-0001'
+    >>> shortened("main.<locals>.train_step.<locals>.loss_fn", 38)
+    'main.<locals>.train…p.<locals>.loss_fn'
     """
     if fits(text, limit):
         return text
     note = f"{dots} {len(text):,} characters {dots}"
-    if limit < columns(note) + 16:
+    if limit < columns(note) + 16 or columns(text) - limit < columns(note) + _LEAST_GAIN:
         note = dots
     room = max(0, limit - columns(note))
     head, tail = beginning(text, room - room // 2), ending(text, room // 2)

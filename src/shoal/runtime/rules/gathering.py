@@ -65,6 +65,7 @@ class Gathering(Generic[To]):
         "number",
         "opener",
         "point",
+        "reported",
         "restarts",
         "stack_request",
         "survivors",
@@ -88,6 +89,7 @@ class Gathering(Generic[To]):
         self.unanswered: set[int] = set()  # living members that have yet to be answered
         self.deadline = math.inf
         self.limit = (-1, math.inf)  # the process with that deadline, and its time-out in seconds
+        self.reported: tuple[str, ...] = ()  # places at which a process has logged its long wait
         self.marks = SharedMarks()  # the marks of the trails of other lanes
         self.stack_request: int | None = None  # past the deadline: the ticket of the stack request
 

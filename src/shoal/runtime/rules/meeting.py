@@ -200,9 +200,18 @@ class Meeting(Roster[To]):
         return [reply for g in ended for reply in self._finish(now, g, answer)]
 
     def waiting_for(self, now: float, process: int, lane: str) -> StillMissing | None:
-        """Return the members missing where `process` waits, or None if it does not wait."""
+        """Return the members missing where `process` waits; only to the first of each place.
+
+        None if it does not wait, or another one that waits at the same place was answered.
+        """
         gathering = self._records[process].blocked.get(lane)
-        return self._missing(gathering, now) if gathering else None
+        if gathering is None:
+            return None
+        place = gathering.arrived[process].point.place
+        if place in gathering.reported:
+            return None
+        gathering.reported += (place,)
+        return self._missing(gathering, now)
 
     def waiters_for(self, process: int) -> set[int]:
         """Return the processes that wait for this one."""

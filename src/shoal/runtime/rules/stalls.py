@@ -24,6 +24,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from shoal.errors import counted
 from shoal.runtime.failures.comparison import process_label
 from shoal.runtime.system.callsite import line_of, split_site
 from shoal.runtime.system.process_status import Seen
@@ -202,7 +203,7 @@ class Stall(NamedTuple):
         """One line for each group, with its source line."""
         lines = [f"{group.text}   {group.source}".rstrip() for group in self.groups[:_MOST_GROUPS]]
         more = len(self.groups) - len(lines)
-        return [*lines, f"… and {more} more places"] if more > 0 else lines
+        return [*lines, f"… and {counted(more, 'more place')}"] if more > 0 else lines
 
     @property
     def text(self) -> str:

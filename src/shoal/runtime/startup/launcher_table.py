@@ -48,6 +48,11 @@ class Launcher(NamedTuple):
     daemon: str = ""  # the program that starts the processes of a host, and has their environment
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """The variables that say which process of which job this is."""
+        return (*self.indices, *self.counts, *self.same_index, *self.job)
+
+    @property
     def own(self) -> tuple[str, ...]:
         """The variables that a process gets again where its job is started within another one."""
         numbers = (*self.indices, *self.counts, *self.local_indices, *self.local_counts)

@@ -16,6 +16,7 @@ from shoal.arguments import not_one_of, not_texts
 from shoal.arguments import shown as shown_value
 from shoal.errors import InitializeError, raise_all
 from shoal.hashing import short_digest
+from shoal.runtime.startup.inherited import inherited
 from shoal.runtime.startup.launcher_table import (
     LAUNCHERS,
     Environment,
@@ -115,6 +116,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
       UsageError: values are malformed or contradict each other within one launcher's variables, or
         a job of several processes has no address. All offenders at once.
     """
+    env = innermost(env)
     given = arguments._asdict().items()
     problems = not_texts(**{name: value for name, value in given if "_address" in name})
     passed_over: list[str] = []
@@ -159,7 +161,7 @@ def shown_job(env: Environment) -> ShownJob | None:
       UsageError: a value is malformed, or two contradict each other.
     """
     problems: list[str] = []
-    numbers = _of_environment(env, problems, [])
+    numbers = _of_environment(innermost(env), problems, [])
     raise_all("the variables of this process's launcher", problems)
     if numbers is None or numbers.num_processes == 1 or not numbers.launcher.shows_job:
         return None
@@ -176,9 +178,30 @@ def numbers_of(env: Environment) -> tuple[int, int]:
       InitializeError, UsageError: as `decide`, for the numbers alone.
     """
     problems: list[str] = []
-    place = _place(Arguments(), env, problems, [])
+    place = _place(Arguments(), innermost(env), problems, [])
     raise_all("the variables of this process's launcher", problems)
     return place.process, place.num_processes
+
+
+def innermost(env: Environment) -> Environment:
+    """Return the environment without the variables of an outer job: of one in which a process has
+    started another launcher, if this process is of that launcher's job.
+
+    >>> from shoal.runtime.startup.inherited import note_of
+    >>> job = {"SHOAL_PROCESS_ID": "0", "SHOAL_NUM_PROCESSES": "1"}
+    >>> child = {**job, "SHOAL_LAUNCHED": note_of(job)}
+    >>> numbers_of(child), numbers_of({**child, "PMI_RANK": "1", "PMI_SIZE": "2"})
+    ((0, 1), (1, 2))
+    """
+    outer = inherited(env)
+    inner = [
+        launcher
+        for launcher in LAUNCHERS
+        if outer and any(env.get(name) and name not in outer for name in launcher.identity)
+    ]
+    kept = {name for launcher in inner for name in launcher.identity}
+    dropped = outer - kept if inner else set()
+    return {name: value for name, value in env.items() if name not in dropped}
 
 
 def _place(

@@ -35,8 +35,9 @@ from shoal.runtime.jax_service.keeper_link import (
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.startup import inherited
 from shoal.runtime.startup.device_start import TIMEOUT_HINT, check_living
-from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.launchers import JobPlace, decide, innermost
 from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.startup.not_joined import claim_index, mark_member
 from shoal.runtime.startup.options import Arguments
@@ -124,6 +125,14 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool, has_left: bool = Fals
                 f"too late for {name}={wanted}: JAX has created its devices\n"
                 "call initialize() before the first use of jax.devices(), jnp or jit"
             )
+
+
+def leave_outer_job() -> None:
+    """Remove the variables of a job around this one, before this process claims its record: then
+    all variables count as its own."""
+    for name in os.environ.keys() - innermost(os.environ).keys():
+        del os.environ[name]
+    os.environ[inherited.VARIABLE] = inherited.note_of(os.environ, os.getpid())
 
 
 def become_member(

@@ -38,8 +38,7 @@ def chosen(
     place: LocalPlace, env: Mapping[str, str], problems: list[str]
 ) -> tuple[int, ...] | None:
     """Return the GPUs for this process; None: all that it sees."""
-    platforms = {name for name in env.get("JAX_PLATFORMS", "").strip().split(",") if name}
-    if platforms and not platforms & {"gpu", "cuda", "rocm"}:
+    if not _may_use({"gpu", "cuda", "rocm"}, env):
         return None
     if place.process is None or place.processes == 1 or place.devices_bound:
         return None
@@ -60,6 +59,25 @@ def chosen(
         "JAX_LOCAL_DEVICE_IDS, or set JAX_PLATFORMS=cpu to use none"
     )
     return None
+
+
+def num_processes(env: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many processes the devices of this host are for, and the reason.
+
+    One for each GPU; one for all of a TPU host; without either, one for each core.
+    """
+    gpus = devices_seen("gpu", env)[0] if _may_use({"gpu", "cuda", "rocm"}, env) else 0
+    if gpus:
+        return gpus, "one for each GPU"
+    if _may_use({"tpu"}, env) and devices_seen("tpu", env)[0]:
+        return 1, "one for all TPU chips of a host"
+    return num_cores(), "one for each core"
+
+
+def _may_use(names: set[str], env: Mapping[str, str]) -> bool:
+    """Return whether JAX_PLATFORMS allows one of these platforms."""
+    platforms = {name for name in env.get("JAX_PLATFORMS", "").strip().split(",") if name}
+    return not platforms or bool(platforms & names)
 
 
 # ---- Count the accelerators that this process is likely to see, without starting JAX.

@@ -120,6 +120,7 @@ def all_statuses() -> Iterator[tuple[int, ProcessStatus]]:
 
 
 _ROOT = "/sys/fs/cgroup"
+_NO_LIMIT_BYTES = 1 << 62
 
 
 def oom_kills(proc: str = "/proc/self/cgroup", root: str = _ROOT) -> int | None:
@@ -144,8 +145,12 @@ def memory_peak(proc: str = "/proc/self/cgroup", root: str = _ROOT) -> int | Non
 
 
 def memory_limit(proc: str = "/proc/self/cgroup", root: str = _ROOT) -> int | None:
-    """Return how many bytes this control group may use; None if unknown or without a limit."""
-    return _first(("memory.max", "memory.limit_in_bytes"), r"^(\d+)$", proc, root)
+    """Return how many bytes this control group may use; None if unknown or without a limit.
+
+    Version 1 writes "no limit" as 2^63, rounded down to a page.
+    """
+    limit = _first(("memory.max", "memory.limit_in_bytes"), r"^(\d+)$", proc, root)
+    return limit if limit is not None and limit < _NO_LIMIT_BYTES else None
 
 
 def _first(names: tuple[str, str], pattern: str, proc: str, root: str) -> int | None:

@@ -49,6 +49,25 @@ def show_part(part: str) -> None:
         file.write(part)
 
 
+def show_command(*words: str) -> None:
+    """Let `ps -ef` show these words as the command line of this process, on Linux.
+
+    They are written over the old one (proc_pid_stat(5): arg_start, arg_end), so those that find no
+    room there are left out.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        with open("/proc/self/stat", "rb") as file:
+            start, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
+        text = b""
+        for word in words:
+            longer = text + word.encode() + b"\0"
+            text = longer if len(longer) <= end - start else text
+        if start and text:
+            import ctypes
+
+            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
 def introduction(meeting_place: str) -> bytes:
     """Return the line that connects JAX's service to the meeting place, which monitors it.
 
@@ -61,13 +80,19 @@ def introduction(meeting_place: str) -> bytes:
 # ---- Signals that are for a whole job.
 
 
+_OF_JOBS = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+
+
 def ignore_job_signals() -> None:
     """Ignore signals that ask a whole job to end: the program may save its work, and needs this
     process until then.
 
-    A terminal sends SIGINT, a scheduler SIGTERM (or a configured signal) to the whole step.
+    A terminal sends SIGINT or SIGQUIT, a scheduler SIGTERM (or a configured signal) to the whole
+    step.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in _OF_JOBS:
         signal.signal(number, signal.SIG_IGN)
 
 
