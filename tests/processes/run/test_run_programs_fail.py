@@ -75,6 +75,13 @@ def test_a_module_that_only_its_package_could_find_is_refused_once(launch):
     assert "runpy" not in finished.err
 
 
+def test_the_exit_of_an_installed_module_is_shown_without_what_started_it(launch):
+    finished = run(launch, "-m", "json.tool")  # no input
+    assert finished.code == 1
+    assert "json/tool.py" in finished.err
+    assert "runpy" not in finished.err
+
+
 @pytest.mark.parametrize("program", ["-m pk.sub.train", "starts.py", "-m starts"])
 def test_a_syntax_error_is_shown_with_its_path(launch, program):
     files = {"pk/__init__.py": "", "pk/sub/__init__.py": "x = 1\ndef f(:\n", "pk/sub/train.py": ""}

@@ -425,13 +425,18 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
     own = [i for i, entry in enumerate(entries) if shows_all or is_of_program(entry.tb_frame)]
     is_exit = isinstance(error, SystemExit)  # raised by the hook of `sys.exit`
     if not own:
-        shown = [entry for entry in entries if not (is_exit and is_ours(entry.tb_frame))]
+        shown = [entry for entry in entries if not (is_exit and _is_of_start(entry.tb_frame))]
         return tuple(map(_frame, shown[-3:])), {}, 0
     if is_exit:
         entries = entries[: own[-1] + 1]
     below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
     chosen, repeats = _unrepeated([entries[i] for i in own])
     return tuple(map(_frame, chosen)), dict(below), repeats
+
+
+def _is_of_start(frame: FrameType) -> bool:
+    """Return whether a frame is shoal's, or of what starts a module for `-m`."""
+    return is_ours(frame) or frame.f_code.co_filename == "<frozen runpy>"
 
 
 def _from_import_root(file: str) -> str:
