@@ -289,7 +289,7 @@ def test_entries_of_a_pspec_beyond_the_rank_count_for_nothing_if_they_are_none()
     back = ours.global_array_to_host_local_array(whole, mesh(), P(None, None))
     assert all(back[name] is whole[name] for name in tree)
     for spec in (P("x", "y"), P(None, "x")):
-        with pytest.raises(UsageError, match=r"\['b'\]: .* has 2 entries for 1 dims"):
+        with pytest.raises(UsageError, match=r"\['b'\]: .* has 2 entries for 1 dim"):
             ours.host_local_array_to_global_array({"b": tree["b"]}, mesh(), spec)
 
 

@@ -133,7 +133,7 @@ def test_targets_are_refused_alike_before_a_byte_is_read(job, place):
     for wide, turned, apart in (refused[:3], refused[3:]):
         for (words, names), entries in ((wide, "'data', None"), (turned, "None, 'data'")):
             assert names == []
-            assert f"b: P({entries}) has 2 entries for 1 dims" in words
+            assert f"b: P({entries}) has 2 entries for 1 dim" in words
         assert apart == (True, [])
     assert (back, again, restored, resumed, following) == (["w"], ["w"], 7.0, 7.0, 8)
 

@@ -99,7 +99,7 @@ def test_ranks_are_strict_for_layouts_and_at_most_for_specs():
     assert "has rank 2" in problem
     with use_mesh(MESH):
         (problem,) = refused(tree, P("data", None))
-        assert problem == "['b']: P('data', None) has 2 entries for 1 dims"
+        assert problem == "['b']: P('data', None) has 2 entries for 1 dim"
         (problem,) = refused(tree, (None, "modle"))[1:]
         assert "no axis 'modle' (axes: data, model); did you mean 'model'?" in problem
 

@@ -136,7 +136,7 @@ def test_scalars_and_floats_are_arrays():
         whole = from_host_local(value, Layout(MESH))
         assert (whole.shape, whole.dtype, float(whole)) == ((), np.float32, 2.5)
         assert to_host_local(whole, Layout(MESH)).shape == ()
-    with use_mesh(MESH), pytest.raises(UsageError, match=r"has 1 entries for 0 dims"):
+    with use_mesh(MESH), pytest.raises(UsageError, match=r"has 1 entry for 0 dims"):
         from_host_local(2.5, P("data"))
 
 

@@ -99,7 +99,7 @@ def test_a_mesh_that_a_file_names_takes_no_memory(path, monkeypatch):
 
 def test_a_spec_of_more_dims_than_the_leaf_has(path):
     place = NamedSharding(jax_mesh(MESH), PartitionSpec("x", None, "y"))
-    with pytest.raises(RestoreMismatchError, match=r"params/w: P\(.*\) has 3 entries for 1 dims"):
+    with pytest.raises(RestoreMismatchError, match=r"params/w: P\(.*\) has 3 entries for 1 dim"):
         restore(path, {"params": {"w": place}}, only="params/w")
 
 
@@ -107,7 +107,7 @@ def test_a_spec_of_more_dims_than_the_leaf_has(path):
 def test_surplus_dims_of_a_spec_are_refused_though_they_split_nothing(path, spec):
     """JAX refuses such an array in jit, device_put and describe."""
     place = NamedSharding(jax_mesh(MESH), spec)
-    told = rf"params/b: {re.escape(str(spec))} has 2 entries for 1 dims\n"
+    told = rf"params/b: {re.escape(str(spec))} has 2 entries for 1 dim\n"
     for target in (place, lambda name, x: place, {"params": {"w": place, "b": place}}):
         with pytest.raises(RestoreMismatchError, match=told):
             restore(path, target, only=["params/w", "params/b"])

@@ -189,7 +189,7 @@ def test_a_step_of_a_history_stays(place, job):
     ("make", "error", "words"),
     [
         (lambda path: path.write_text("mine"), StorageError, "is a file, not a directory"),
-        (a_history, UsageError, "is a history of 1 steps"),
+        (a_history, UsageError, "is a history of 1 step"),
         (a_link, UsageError, "symbolic link"),
         (a_pinned_one, UsageError, "is pinned"),
         (a_file_of_that_name, CorruptCheckpointError, "replaces what it can read"),
