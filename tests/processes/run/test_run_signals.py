@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -221,6 +219,14 @@ def test_a_signal_to_all_processes_of_a_step_counts_once(launch):
     assert finished.err.count("SIGINT: the processes have") == 1
 
 
+# The terminal becomes that of the session: then its end is a SIGHUP.
+ON_ITS_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @pytest.mark.parametrize(
     ("handler", "code"),
     [("", 128 + signal.SIGHUP), ("lambda *_: sys.exit(0)", 129), ("lambda *_: sys.exit(5)", 5)],
@@ -235,7 +241,7 @@ def test_a_closed_terminal_returns_what_the_facts_say(launch, handler, code):
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        before=(sys.executable, "-c", ON_ITS_TERMINAL),
     )
     os.close(theirs)
     shown = b""
