@@ -68,9 +68,8 @@ class _Rank(enum.IntEnum):
     """Kinds of failures, the likeliest root first."""
 
     OWN = enum.auto()
-    REPORTED = (
-        enum.auto()
-    )  # its own, and known only from what it recorded or reported before its end
+    # Its own, and known only from what it recorded or reported before its end.
+    REPORTED = enum.auto()
     FOUND = enum.auto()  # by processes together: a difference, a deadline, a stall
     TORN = enum.auto()  # an error of JAX's runtime, which the end of another process may cause
     CONSEQUENCE = enum.auto()  # of the end of another process, as its error says
