@@ -11,7 +11,6 @@ import json
 import os
 import re
 import select
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 from faults import programs
 from shoal.testing.cluster import Cluster
 from shoal.testing.ended import Ended
-from shoal.testing.network import address_of
 
 LOST_AFTER_S, ABORT_AFTER_S = 2.0, 1.0
 SETTINGS = {
@@ -156,12 +154,8 @@ def _wait_until_it_stands(bench: Cluster, cell: Cell, process: int, apart: int) 
         return
     if cell.where in MIDSTS:  # who is held could not be there without the others
         return
-    sign = f"inside {process} "
-    if cell.where in AGREEMENTS:  # the meeting place knows that it waits: it answered who is not
-        host = address_of(process) if cell.fault == "cut" else socket.gethostname()
-        call = "barrier" if process == apart else cell.where  # one apart waits in another lane
-        sign = f"process {process} of {len(PROCESSES)} ({host}): {call} 'never' "
-    bench.wait_for(sign, "the launcher" if cell.services == "launcher" else process)
+    # From the process itself, or on the launcher's output.
+    bench.wait_for(f"inside {process} ", "the launcher" if cell.services == "launcher" else process)
 
 
 def _strike(bench: Cluster, cell: Cell) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,6 +87,8 @@ def in_agreement(call: Callable[[], object]) -> Place:
         def place() -> None:
             if is_apart and is_victim:
                 reach("before")
+            else:
+                threading.Thread(target=say_when_it_waits, daemon=True).start()
             if is_apart and not is_victim:  # it waits too: for one who waits in another lane
                 shoal.barrier("never", processes=[0, shoal.process_index()], lane="apart")
             call()
@@ -93,6 +96,15 @@ def in_agreement(call: Callable[[], object]) -> Place:
         return place
 
     return of
+
+
+def say_when_it_waits() -> None:
+    """Say that this process is inside, once the coordinator knows that it waits."""
+    here = shoal.process_index()
+    with contextlib.suppress(shoal.errors.ShoalError):
+        while not shoal.job_status().members[here].is_waiting:
+            time.sleep(0.02)
+        say("inside")
 
 
 def small(operation: str) -> Callable[[], object]:
