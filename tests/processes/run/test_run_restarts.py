@@ -21,7 +21,7 @@ from shoal.testing.warding import Warden
 HEAD = """
 import os, signal, subprocess, sys, time
 attempt = int(os.environ["SHOAL_ATTEMPT"])
-def say(*words): print(*words, flush=True)
+def say(*words): print(" ".join(map(str, words)) + "\\n", end="", flush=True)  # one write
 """
 
 
