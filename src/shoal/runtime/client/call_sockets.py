@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -19,6 +20,7 @@ from shoal.runtime.wire.sockets import connect_unix
 T = TypeVar("T")
 
 _VERDICT_S = 0.5  # a call's connection may close just before the reason arrives
+_CONNECT_S = 3.0  # a server that is cut off would be tried for minutes: look meanwhile
 
 
 class Closed(NamedTuple):
@@ -128,14 +130,19 @@ class Calls:
         except IndexError:
             pass  # all are in use
         channel = self._connect(limit)
+        self._channels.add(channel)  # from here on `close_all` ends its waits
         try:
+            self._check_open()
             if introduce(channel, self._card, self._token, limit) is not None:
                 raise FrameError("it refused a connection of this process")
         except BaseException:
-            channel.close()
+            self._drop(channel)
             raise
-        self._channels.add(channel)
         return channel
+
+    def _check_open(self) -> None:
+        if self.closed is not None:
+            raise LinkError("the pool is closed")  # `run` has the reason
 
     def _connect(self, limit: float) -> Channel:
         if self._near:
@@ -144,7 +151,14 @@ class Calls:
             except LinkError:
                 self._near = ""
         address = split_address(self._address)
-        return connect(address, limit, max_body_bytes=self._max_body_bytes)
+        while True:
+            until = min(limit, time.monotonic() + _CONNECT_S)
+            try:
+                return connect(address, until, max_body_bytes=self._max_body_bytes)
+            except LinkTimeoutError:
+                self._check_open()
+                if until == limit:
+                    raise
 
     def _drop(self, channel: Channel | None) -> None:
         if channel is not None:
