@@ -254,10 +254,9 @@ def test_a_closed_terminal_returns_what_the_facts_say(launch, handler, code):
     assert launch.leaves_nobody()
 
 
-OTHER_LAUNCHERS = {
+OTHER_LAUNCHERS = {  # not MPICH 5, whose mpiexec.hydra passes it on, or hangs (1 of 6)
     "shoal run": [sys.executable, "-m", "shoal", "run", "-n", "2"],
     "torchrun": [str(BESIDE / "torchrun"), "--nproc-per-node", "2"],
-    "MPICH": [str(BESIDE / "mpiexec.hydra"), "-n", "2", sys.executable],
 }
 
 
