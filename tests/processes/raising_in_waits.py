@@ -40,6 +40,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "RuntimeError": lambda: RuntimeError("the step took too long"),
 }
 STILL = 5  # looks at a main thread that stands still
+LOGGED_S = 0.4  # a wait has been logged by then: SHOAL_WARN_AFTER_S is 0.3
 LOOK_S = 0.01
 
 
@@ -205,12 +206,15 @@ def _interrupted(error: BaseException, warned: _Warned, is_late: bool) -> Iterat
     assert main is not None
 
     def send() -> None:
+        # If both processes wait at one place, one of them logs it, perhaps the other one.
+        logged_s = time.monotonic() + LOGGED_S
         spot, still = None, 0
         while not is_over.wait(LOOK_S) and still < STILL:
             frame = sys._current_frames()[main]
             module = frame.f_globals.get("__name__", "")
             waits = module.startswith("shoal.") or module == "threading"
-            waits = waits and (warned.has_come.is_set() or not is_late)
+            is_logged = warned.has_come.is_set() or time.monotonic() > logged_s
+            waits = waits and (is_logged or not is_late)
             still = still + 1 if waits and spot == (id(frame), frame.f_lasti) else 0
             spot = id(frame), frame.f_lasti
         if not is_over.is_set():
