@@ -60,9 +60,9 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None, None)
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None, None, "")
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}), None, None, None, None)
+    assert checked == (4, 2, frozenset({0, 3}), None, None, None, None, "")
     for program in ("launch", "application", "run.sh"):
         check(RunRequest((program,)))
     check(RunRequest(("ls", "-l"), no_python=True))

@@ -15,7 +15,7 @@ import typer
 from typer.models import OptionInfo
 
 from shoal import settings
-from shoal.errors import InitializeError, UsageError, nearest, raise_all
+from shoal.errors import InitializeError, UsageError, counted, nearest, raise_all
 from shoal.launch.order import NUM_PORTS, NodesOrder, Restarts
 from shoal.paths import dangling_link, local_path
 from shoal.runtime.system.local_devices import num_processes, overruled
@@ -160,6 +160,7 @@ class _Checked(NamedTuple):
     restarts: Restarts | None = None
     stalled_after_s: float | None = None
     stdin: int | None = None  # the process that reads it; None: not given
+    why_auto: str = ""  # the reason for the number of processes; empty: it was given
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -308,8 +309,10 @@ def check(request: RunRequest) -> _Checked:
     devices = None
     if request.devices is not None:
         devices = _count("--devices", request.devices, problems)
+    processes: int | None
+    why_auto = ""
     if request.processes == "auto":
-        processes: int | None = _num_processes(request)[0]
+        processes, why_auto = _num_processes(request)
     else:
         processes = _count("-n", request.processes, problems, instead=", or auto")
     nodes = check_nodes(request.nodes, problems)
@@ -336,7 +339,9 @@ def check(request: RunRequest) -> _Checked:
     is_shown = is_alone or request.only
     shown = indices if is_shown else None
     stdin = None if request.stdin is None else min(readers)
-    return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s, stdin)
+    return _Checked(
+        processes or 1, devices, shown, nodes, restarts, stalled_after_s, stdin, why_auto
+    )
 
 
 def _num_processes(request: RunRequest) -> tuple[int, str]:
@@ -402,10 +407,9 @@ def _launch(request: RunRequest) -> int:
     if checked.devices is not None:
         warning = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {warning}\n" if warning else "", end="", file=sys.stderr)
-    if request.processes == "auto":
-        count, why = _num_processes(request)
-        said = "1 process" if count == 1 else f"{count} processes"
-        print(f"shoal run: -n auto: {said}, {why}", file=sys.stderr)
+    if checked.why_auto:
+        said = counted(checked.processes, "process", "processes")
+        print(f"shoal run: -n auto: {said}, {checked.why_auto}", file=sys.stderr)
     if sys.stderr.isatty() and (words := _misplaced(request)):
         print(f"shoal run: {words}", file=sys.stderr)
     if words := ignored_sigint_line():
@@ -581,8 +585,8 @@ def _misplaced(request: RunRequest) -> str:
         return ""
     with open(script, encoding="utf-8", errors="replace") as file:
         text = file.read()
-    ours = [word for word in dict.fromkeys(typed) if word in _own_options()]
-    found = [word for word in ours if not _names_option(text, word)]
+    own = _own_options()
+    found = [word for word in dict.fromkeys(typed) if word in own and not _names_option(text, word)]
     if not found:
         return ""
     return f"{', '.join(found)} after {script} goes to it; options of shoal run precede the script"
@@ -622,7 +626,9 @@ def _missing_module(name: str) -> list[str]:
     package, places, is_certain = "", sys.path, True
     for part in (*name.split("."), "__main__"):
         here = f"{package}.{part}" if package else part
-        spec = _spec_of(here, places if package else None) if part else None
+        spec = None
+        if part:
+            spec = _spec_of(here, places if package else None)
         if spec is None:
             return [_no_module(name, here, package, places)] if is_certain else []
         inside = spec.submodule_search_locations

@@ -289,10 +289,10 @@ def _by_itself(ending: Ending) -> Cause:
         )
     words = NOT_RECORDED
     if ending.gone is not None and ending.gone.state == "failed":
-        sent, said = ending.gone.record, headline_of(ending.gone.words)
-        reported = dataclasses.replace(cause, words=(f"It had reported: {said}",))
-        reported = reported if sent is None else sent.cause
-        return dataclasses.replace(reported, last_output=cause.last_output)
+        if ending.gone.record is not None:
+            return dataclasses.replace(ending.gone.record.cause, last_output=cause.last_output)
+        said = headline_of(ending.gone.words)
+        return dataclasses.replace(cause, words=(f"It had reported: {said}",))
     if ending.has_left:
         words, *_ = left_cause(_whereabouts(ending)).words
     elif ending.code == 0:

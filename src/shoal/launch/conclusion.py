@@ -199,7 +199,9 @@ def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews 
 
 def _wants_input(root: Ending) -> bool:
     """Return whether a process failed since a debugger, or `input`, found no standard input."""
-    error = None if root.has_input or root.record is None else root.record.cause.error
+    if root.has_input or root.record is None:
+        return False
+    error = root.record.cause.error
     if error is None:
         return False
     # JAX's debugger calls sys.exit(0), in a callback of the device.

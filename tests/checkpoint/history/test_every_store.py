@@ -14,9 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoint.bucket import servers
 from checkpoint.saved_contents import damage
-from collectives.thread_jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -44,30 +43,6 @@ from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.system import fault_points
-
-NAMES = (f"bucket-{number}" for number in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def server():
-    with servers.moto() as address:
-        yield address
-
-
-@pytest.fixture(params=["disk", "moto"])
-def place(request, tmp_path):
-    """A new place for a history."""
-    if request.param == "disk":
-        return tmp_path / "run"
-    address, name = request.getfixturevalue("server"), next(NAMES)
-    servers.make_bucket(address, name)
-    return Bucket(f"s3://{name}/run", **servers.options(address))
-
-
-@pytest.fixture(params=[1, 2])
-def job(request):
-    """Run a function on each process."""
-    return lambda function: run_all(LocalJob(request.param), function)
 
 
 def state(step):

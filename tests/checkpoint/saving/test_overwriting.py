@@ -6,7 +6,6 @@ requests that arrive in any order in `bucket/test_register`.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from types import SimpleNamespace
@@ -16,10 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from checkpoint.bucket import servers
 from checkpoint.saved_contents import CLEAN, files_of
 from collectives.thread_jobs import run_all
-from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.bucket import register
 from shoal.checkpoint.bucket.object_store import ObjectStore
@@ -42,30 +39,6 @@ from shoal.errors import (
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
 from shoal.testing.store_contract import Save
-
-NAMES = (f"over-{number}" for number in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def server():
-    with servers.moto() as address:
-        yield address
-
-
-@pytest.fixture(params=["disk", "moto"])
-def place(request, tmp_path):
-    """A new place for a checkpoint."""
-    if request.param == "disk":
-        return tmp_path / "latest.ckpt"
-    address, name = request.getfixturevalue("server"), next(NAMES)
-    servers.make_bucket(address, name)
-    return Bucket(f"s3://{name}/latest.ckpt", **servers.options(address))
-
-
-@pytest.fixture(params=[1, 2])
-def job(request):
-    """Run a function on each process."""
-    return lambda function: run_all(LocalJob(request.param), function)
 
 
 def tree(number):

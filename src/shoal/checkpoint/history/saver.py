@@ -99,7 +99,7 @@ class _NextSave:
         why.
 
         Args:
-          await_all: waits until it is over on all processes: the first calls `on_commit`, say.
+          await_all: waits until it is over on all processes, also `on_commit` on the first.
           largest: maps this process's count to the largest, in one round trip.
         """
         begins_at = 0

@@ -331,10 +331,10 @@ class TcpCoordinator(BaseCoordinator):
 
     def on_declared_lost(self, departure: Departure) -> None:
         """Handle the declaration that this process is lost, which is final."""
-        fate = f"this process was declared lost: {departure.words}; others have continued without"
         if self._calls.closed is None:
             self.troubles.receive(self.process, "", departure)
-            reason = f"{fate} it; it must end"
+            reason = f"this process was declared lost: {departure.words}; "
+            reason += "others have continued without it; it must end"
             self._calls.close_all(Closed(ProcessLostError, reason, {self.process: departure}))
             self.stop.wake()
 

@@ -25,7 +25,7 @@ _ASK_S = 2.0  # how long an ending process waits for news of the other processes
 _BEHIND_S = 0.5
 
 
-def departure_of(member: Member) -> Departure:
+def departure_of_member(member: Member) -> Departure:
     """Return how a process has left the job; its words end with the time since."""
     return Departure(member.last_words, member.state, member.how, follows=member.follows)
 
@@ -105,7 +105,7 @@ def peers_behind(
     if gone:
         heard = [member for member in gone.values() if member.how != UNHEARD]
         heard.sort(key=lambda member: -member.since_s)
-        return {member.process: departure_of(member) for member in heard}
+        return {member.process: departure_of_member(member) for member in heard}
     return peers_named(error)
 
 
@@ -131,9 +131,7 @@ def explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, 
     lines = [f"{service.name} is lost: {service.words}" for service in services]
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-        is_lost = member.state == "lost"
-        fate = f"is lost: {member.last_words}" if is_lost else departure_of(member).fate
-        lines.append(f"{place} {one_line(fate)}")
+        lines.append(f"{place} {one_line(departure_of_member(member).fate)}")
     is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
     return (ProcessLostError if is_lost else PeerFailedError).exit_code, lines
 

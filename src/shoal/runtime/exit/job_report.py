@@ -66,6 +66,7 @@ from shoal.runtime.failures.headline import (
     raised_words,
 )
 from shoal.runtime.failures.last_record import (
+    FOUND,
     LastRecord,
     cause_of,
     has_launcher,
@@ -95,7 +96,6 @@ from shoal.runtime.system.process_status import status_of
 PROGRAM = "shoal"
 _LEARNED = (PeerFailedError, ProcessLostError)
 _SHARED = (DivergenceError, DeadlineError, StalledError)  # of all processes of a meeting
-_SHARED_KINDS = ("diverged", "deadline", "stalled")
 _ASK_S = 2.0  # for the coordinator to answer
 _OTHERS_S = 0.5  # for the others to end, so that the report says how
 _POLL_S = 0.02
@@ -239,8 +239,8 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     )
     advice = advice_of([waited])
     if refusal.strangers:  # they may have called it, with another token
-        told = (sentence(refusal.strangers), *words)
-        waited, advice = dataclasses.replace(waited, words=told), ()
+        waited = dataclasses.replace(waited, words=(sentence(refusal.strangers), *words))
+        advice = ()
     failure = dataclasses.replace(failure, causes=(waited,), advice=advice)
     failure = dataclasses.replace(failure, headline=job_headline(failure))
     if process == min(there):
@@ -467,7 +467,7 @@ def failure_known(
             known[process] = ProcessState.of_departure(process, departure)
     mine = _own_ending(coordinator, end, states)
     roots = first_failures([mine, *(one.ending for one in known.values())])
-    causes = _causes(coordinator, end, roots, known)
+    causes = _causes(coordinator, end, own, roots, known)
     shown = {*(p for cause in causes for p in cause.processes)}
     if own.wait is not None:
         shown.update(p for one in own.wait.arrived for p in one.processes)
@@ -482,32 +482,36 @@ def failure_known(
 def _causes(
     coordinator: Coordinator,
     end: EndOfThis,
+    own: Cause,
     roots: Sequence[Ending],
     known: Mapping[int, ProcessState],
 ) -> list[Cause]:
     """Return the first failure, or several that came first, and then the independent ones.
 
     Args:
+      own: the failure of this process.
       known: the other processes.
     """
-    own = _own_cause(coordinator, end)
     if not roots or names_no_process(roots[0]):
         causes = [own if end.peers is None else _of_service(coordinator, end)]
     else:
         causes = [known[one.process].cause if one.process in known else own for one in roots]
-    if causes[0].kind in _SHARED_KINDS:
+    if causes[0].kind in FOUND:
         first = own if own.kind == causes[0].kind else causes[0]
         alike = [one.cause for one in known.values() if one.has_found(first.kind)]
         if own.kind == first.kind:
             alike.append(own)
-        found = shared_cause(first, alike)
-        return [first if first.wait is not None and first is own else found]
+        if first is own and first.wait is not None:
+            return [first]
+        return [shared_cause(first, alike)]
     shown = {process for cause in causes for process in cause.processes}
     causes += [
         one.cause for one in known.values() if one.process not in shown and one.is_independent
     ]
     is_mine = end.peers is None and not is_torn(end.error) and not isinstance(end.error, _SHARED)
-    return [*causes, own] if is_mine and own not in causes else causes
+    if is_mine and own not in causes:
+        causes.append(own)
+    return causes
 
 
 def _own_ending(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> Ending:

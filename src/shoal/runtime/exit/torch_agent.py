@@ -129,6 +129,7 @@ class TorchAgent:
 
 def _first_failed(peers: Mapping[int, Departure]) -> int | None:
     """Return the first of them, if it may have ended with another code than 0."""
-    for process, departure in peers.items():
-        return None if departure.is_in_order else process
-    return None
+    first = next(iter(peers), None)
+    if first is None or peers[first].is_in_order:
+        return None
+    return first

@@ -71,6 +71,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
+FOUND = ("diverged", "deadline", "stalled")  # kinds of errors that processes find together
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
@@ -198,7 +199,7 @@ def how_of(end: LastRecord | None) -> str:
     """Return how a process that sent this has failed: see `Departure.how`."""
     if end is None:
         return ""
-    if end.cause.kind in ("diverged", "deadline", "stalled"):
+    if end.cause.kind in FOUND:
         return "found"
     return "exited" if end.cause.kind == "exit" else "raised"
 

@@ -29,7 +29,7 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.causes import departure_of, gone_members, record_sent
+from shoal.runtime.exit.causes import departure_of_member, gone_members, record_sent
 from shoal.runtime.exit.guard import DEVICE_WORK
 from shoal.runtime.exit.unfinished import pause_s
 from shoal.runtime.jax_service import jax_runtime
@@ -165,7 +165,7 @@ def _check_left(coordinator: Coordinator) -> None:
             raise PeerFailedError(
                 f"{me} cannot continue {_DOING}: {names}",
                 failed={one.process: one.last_words for one in left},
-                ends={one.process: departure_of(one) for one in left},
+                ends={one.process: departure_of_member(one) for one in left},
             )
 
 
@@ -275,14 +275,10 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
         joined.troubles.mark_all_reported()
         joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.last_words for p, member in gone.items()}
-        ends = {p: departure_of(member) for p, member in gone.items()}
-        names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
+        ends = {p: departure_of_member(member) for p, member in gone.items()}
+        names = "; ".join(f"process {p} ({m.host}) {ends[p].fate}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot continue {doing}: {names}", lost=lost, ends=ends)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
         state = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
         raise DeadlineError(f"{me} {state}\n{TIMEOUT_HINT}", name=doing)
-
-
-def _fate(member: Member) -> str:
-    return f"is lost: {member.last_words}" if member.state == "lost" else departure_of(member).fate

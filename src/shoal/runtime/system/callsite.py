@@ -98,18 +98,6 @@ def source_at(site: str) -> str:
     return lines.pop() if len(lines) == 1 else ""
 
 
-def relative_to_root(file: str) -> str:
-    """Return a file as call sites name it: relative to the import root, if it is that of a module
-    which is loaded here; else its name."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            names = object.__getattribute__(module, "__dict__")
-            if names.get("__file__") == file:
-                spec = getattr(names.get("__spec__"), "name", None)
-                return _relative(file, str(spec or names.get("__name__")))
-    return os.path.basename(file)
-
-
 def _module_of(frame: FrameType) -> str:
     """Return the module's full name; under `python -m pkg.train` its __name__ is "__main__"."""
     spec = frame.f_globals.get("__spec__")

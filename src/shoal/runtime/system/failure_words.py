@@ -63,11 +63,13 @@ class Departure(NamedTuple):
 
     @property
     def fate(self) -> str:
-        """The fate of a process that failed or left, as the predicate of a sentence.
+        """The fate of the process, as the predicate of a sentence.
 
         >>> Departure("left the job", "left").fate, Departure("its disk is full").fate
         ('left the job', 'is gone: its disk is full')
         """
+        if self.state == "lost":
+            return f"is lost: {self.words}"
         headline = headline_of(self.words)
         if self.state == "left" or self.how == "exited":
             return headline

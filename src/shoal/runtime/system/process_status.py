@@ -150,7 +150,9 @@ def memory_limit(proc: str = "/proc/self/cgroup", root: str = _ROOT) -> int | No
     Version 1 writes "no limit" as 2^63, rounded down to a page.
     """
     limit = _first(("memory.max", "memory.limit_in_bytes"), r"^(\d+)$", proc, root)
-    return limit if limit is not None and limit < _NO_LIMIT_BYTES else None
+    if limit is None or limit >= _NO_LIMIT_BYTES:
+        return None
+    return limit
 
 
 def _first(names: tuple[str, str], pattern: str, proc: str, root: str) -> int | None:
