@@ -77,6 +77,13 @@ def test_failures_that_are_alike_are_one_and_others_of_their_own_follow():
     assert failure.others == ()
 
 
+def test_one_that_was_ended_on_its_way_out_is_alike():
+    error = KeyError("adamw")
+    failure = failure_of(ended(0, error), ended(1, error, code=-signal.SIGTERM, sent=TERM))
+    (cause,) = failure.causes
+    assert (cause.processes, cause.exit_code) == ((0, 1), 1)
+
+
 def test_what_jax_raises_once_another_process_is_gone_is_no_failure_of_its_own():
     torn = ended(1, RuntimeError("Gloo: Connection closed by peer"), failed_s=2.1)
     failure = failure_of(ended(0, code=-9), torn)

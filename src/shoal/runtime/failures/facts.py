@@ -250,10 +250,11 @@ def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause
     groups: dict[object, list[Cause]] = {}
     for cause in causes:
         error = cause.error
-        said = (cause.kind, cause.signal)
+        said: tuple[object, ...] = (cause.kind, cause.signal, cause.exit_code, cause.words)
+        # Of an exception not how the process ended: it may have been sent a signal on its way out.
         if error is not None:
             said = error.type, _NAMES_ITSELF.sub("", error.message, count=1)
-        key = said, cause.frames, cause.exit_code, cause.thread, cause.words
+        key = said, cause.frames, cause.thread
         groups.setdefault(key, []).append(cause)
     return tuple(
         dataclasses.replace(
