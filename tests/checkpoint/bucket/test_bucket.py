@@ -133,10 +133,14 @@ def test_an_upload_that_is_given_up_leaves_nothing(server, bucket):
 
 def test_a_bucket_that_is_not_there(server):
     store = store_at(Bucket("s3://nowhere-at-all/run", **servers.options(server)), "")
-    file = store.open_new("data", 1 << 20)
-    file.write(memoryview(bytes(1 << 20)), 0)
-    with pytest.raises(StorageError, match="cannot write s3://nowhere-at-all/run/data"):
+
+    def write():
+        file = store.open_new("data", 1 << 20)
+        file.write(memoryview(bytes(1 << 20)), 0)  # raises if the answer has come by then
         file.finish(1 << 20)
+
+    with pytest.raises(StorageError, match="cannot write s3://nowhere-at-all/run/data"):
+        write()
     with pytest.raises((StorageError, FileNotFoundError)):
         Save("00000000000a").begin(store)
 

@@ -14,7 +14,8 @@ import pytest
 import shoal
 from checkpoint.bucket import servers
 from shoal.checkpoint.bucket.address import objects_of
-from shoal.checkpoint.bucket.credentials import credentials
+from shoal.checkpoint.bucket.credentials import _CLOUDS, credentials
+from shoal.checkpoint.bucket.providers import AZURE, BY_SCHEME, GCS, S3
 from shoal.errors import StorageError, UsageError
 
 CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
@@ -52,7 +53,7 @@ def nobody(monkeypatch, tmp_path):
 def test_what_obstore_finds_itself(scheme, options, variables, source, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    found = credentials(scheme, options)
+    found = credentials(BY_SCHEME[scheme], options)
     assert found.provider is None
     assert found.source == source
 
@@ -62,7 +63,7 @@ def test_files_of_google_that_obstore_reads(kind, tmp_path, monkeypatch):
     path = tmp_path / "key.json"
     path.write_text(json.dumps({"type": kind}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    assert credentials("gs", {})[:3] == (None, {}, "GOOGLE_APPLICATION_CREDENTIALS")
+    assert credentials(GCS, {})[:3] == (None, {}, "GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def test_a_profile_is_read_by_boto3(tmp_path):
@@ -107,7 +108,7 @@ def test_a_setting_of_boto3_that_is_wrong_is_said(
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)
     with pytest.raises(UsageError, match=f"^boto3 cannot use the settings of this user.*{words}"):
-        credentials("s3", {})
+        credentials(S3, {})
 
 
 @pytest.mark.parametrize("config_file", ["", "[default]\nregion = r", None])
@@ -115,7 +116,7 @@ def test_files_without_keys_leave_it_to_the_host(config_file, tmp_path):
     if config_file is not None:
         (tmp_path / ".aws").mkdir()
         (tmp_path / ".aws/config").write_text(config_file)
-    assert credentials("s3", {}).source == "the metadata service of this host"
+    assert credentials(S3, {}).source == "the metadata service of this host"
 
 
 def write_keys(tmp_path, key):
@@ -194,11 +195,18 @@ def test_without_the_library_it_is_named(monkeypatch):
     for name in ("obstore.auth.boto3", "obstore.auth.azure"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it could not be imported
     monkeypatch.setenv("AWS_PROFILE", "work")
-    assert credentials("s3", {}).source == (
+    assert credentials(S3, {}).source == (
         "the metadata service of this host; AWS_PROFILE is set, and profiles and SSO are found "
         "with boto3 installed"
     )
-    assert credentials("az", {}).source == (
+    assert credentials(AZURE, {}).source == (
         "the metadata service of this host; `az login` and managed identities by name are found "
         "with azure-identity installed"
     )
+
+
+def test_every_provider_has_its_credentials_and_its_store():
+    import obstore.store
+
+    assert {*BY_SCHEME.values()} == {*_CLOUDS}
+    assert all(hasattr(obstore.store, provider.store) for provider in _CLOUDS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.arguments import check_flags
 from shoal.checkpoint.bucket.credentials import Credentials, credentials
+from shoal.checkpoint.bucket.providers import AZURE, BY_SCHEME, S3, Provider
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.paths import host_of
@@ -24,15 +25,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("shoal")
 
 # pathlib makes s3:/bucket of s3://bucket.
-_SCHEME = re.compile("(s3|s3a|gs|az|azure|abfs|abfss|adl):/", re.IGNORECASE)
+_SCHEME = re.compile(f"({'|'.join(BY_SCHEME)}):/", re.IGNORECASE)
 _ADDRESS = re.compile(f"{_SCHEME.pattern}/?([^/]+)/+(.*)", re.DOTALL | re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_S3, _GCS = ("s3", "s3a"), ("gs",)  # other schemes are Azure's
-_ENDPOINTS = {
-    _S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    _GCS: ("GOOGLE_BASE_URL",),
-}
-_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _OF_CLIENT = (
     "allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers", "http1_only",
     "http2_only", "proxy_url", "proxy_ca_certificate", "read_timeout", "timeout", "user_agent",
@@ -88,24 +83,24 @@ class Bucket:
         scheme, bucket, parts = _parsed(os.fspath(url))
         self.url = "/".join([f"{scheme}://{bucket}", *parts])
         self._is_single_writer = single_writer
-        transport = _transport(self.url)
+        provider, transport = BY_SCHEME[scheme], _transport(self.url)
         if store is not None:
             if options:
                 raise UsageError(f"Bucket: pass store=, or {', '.join(sorted(options))}, not both")
-            below = transport.prefix_of(store, scheme, bucket, self.url)
+            below = transport.prefix_of(store, provider, bucket, self.url)
             self._prefix, self._stores = "/".join(parts), (store, store)
             self.url = "/".join([f"{scheme}://{bucket}", *below, *parts])
             self._credentials = Credentials(None, {}, "the store that was passed")
             return
-        _check(self.url, scheme, bucket, options)
+        _check(self.url, provider, bucket, options)
         # Plain http is the user's own choice: a server on this host, or a test.
-        if any(one.startswith("http://") for one in _endpoints(scheme, options)):
+        if any(one.startswith("http://") for one in _endpoints(provider, options)):
             given = options.get("client_options") or {}
             options["client_options"] = {"allow_http": True, **given}
-        provider = options.pop("credential_provider", None)
-        found = Credentials(provider, {}, "the option credential_provider=")
-        if provider is None:
-            found = credentials(scheme, options)
+        given_keys = options.pop("credential_provider", None)
+        found = Credentials(given_keys, {}, "the option credential_provider=")
+        if given_keys is None:
+            found = credentials(provider, options)
             if "region" in found.config and not _names(options, "region", "AWS_REGION"):
                 options["region"] = found.config["region"]
         self._prefix, self._credentials = "/".join(parts), found
@@ -186,7 +181,7 @@ def _parsed(url: str) -> tuple[str, str, list[str]]:
         raise UsageError(f"Bucket: url={url!r} names a bucket, and no place in it: {write}")
     if {".", ".."} & {*parts}:
         raise UsageError(f"Bucket: url={url!r}: a bucket has no folders . and ..")
-    if scheme in _S3 and match[2].endswith(_UNORDERED):
+    if BY_SCHEME[scheme] is S3 and match[2].endswith(_UNORDERED):
         raise UsageError(
             f"Bucket: url={url!r}: directory buckets of S3 list names in no order, and are not "
             "supported: use a general purpose bucket"
@@ -196,7 +191,7 @@ def _parsed(url: str) -> tuple[str, str, list[str]]:
     return scheme, match[2], parts
 
 
-def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> None:
+def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]) -> None:
     """Refuse addresses and options that cannot work."""
     for name, value in options.items():
         known = name.lower()
@@ -212,7 +207,7 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             )
         if value is None:
             raise UsageError(f"Bucket({url!r}): {name}=None: leave it out")
-    endpoints = _endpoints(scheme, options)
+    endpoints = _endpoints(provider, options)
     for endpoint in endpoints:
         if "@" in endpoint:
             raise UsageError(
@@ -224,7 +219,7 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             )
     virtual = [one for name, one in options.items() if "virtual_hosted" in name.lower()]
     virtual = virtual or [os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")]
-    if scheme in _S3 and str(virtual[0]).lower() in ("true", "1"):
+    if provider is S3 and str(virtual[0]).lower() in ("true", "1"):
         for endpoint in endpoints:
             if not endpoint.partition("://")[2].startswith(f"{bucket}."):
                 raise UsageError(
@@ -232,8 +227,7 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
                     f"with the bucket's name, as in https://{bucket}.…, and is {endpoint!r}: "
                     "requests would go to another bucket"
                 )
-    is_azure = scheme not in (*_S3, *_GCS) and "@" not in bucket
-    if is_azure and not _names(
+    if provider is AZURE and "@" not in bucket and not _names(
         options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "use_emulator",
         "AZURE_STORAGE_USE_EMULATOR",
     ):  # fmt: skip
@@ -241,8 +235,8 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             f"Bucket({url!r}): which storage account? Pass account_name=, or set "
             "AZURE_STORAGE_ACCOUNT_NAME"
         )
-    if scheme in _S3 and any("storage.googleapis.com" in one for one in endpoints):
-        gs = "gs" + url[len(scheme) :]
+    if provider is S3 and any("storage.googleapis.com" in one for one in endpoints):
+        gs = f"gs:{url.partition(':')[2]}"
         raise UsageError(
             f"Bucket({url!r}): GCS ignores conditions in requests of S3, so of two saves of one "
             f"step both would be committed: write {gs!r}, without the endpoint"
@@ -255,13 +249,11 @@ def _names(options: Mapping[str, Any], *names: str) -> bool:
     return any(name in given or name.lower() in given for name in names)
 
 
-def _endpoints(scheme: str, options: Mapping[str, Any]) -> list[str]:
+def _endpoints(provider: Provider, options: Mapping[str, Any]) -> list[str]:
     """Return the endpoints that were given, or else set."""
     names = ("endpoint", "base_url")
     given = [str(one) for name, one in options.items() if any(n in name.lower() for n in names)]
-    known = next((found for schemes, found in _ENDPOINTS.items() if scheme in schemes), None)
-    variables = _AZURE_ENDPOINTS if known is None else known
-    return given or [os.environ[name] for name in variables if os.environ.get(name)]
+    return given or [os.environ[name] for name in provider.endpoints if os.environ.get(name)]
 
 
 def _processes_here() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from shoal.checkpoint.bucket.providers import AZURE, GCS, S3, Provider
 from shoal.errors import UsageError
 
 _REFRESH = timedelta(minutes=5)  # obstore keeps only what lasts longer: it asks at each request
@@ -105,36 +106,38 @@ def _google() -> Any:
     return provider
 
 
-_S3 = _Cloud(
-    "AWS_",
-    ("access_key_id", "skip_signature", "web_identity_token_file",
-     "container_credentials_relative_uri", "container_credentials_full_uri"),
-    (), "boto3", _Boto3, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-)  # fmt: skip
-_GCS = _Cloud(
-    "GOOGLE_",
-    ("service_account", "service_account_path", "service_account_key", "bearer_token",
-     "application_credentials", "skip_signature"),
-    (), "google-auth", _google,
-    "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
-)  # fmt: skip
-_AZURE = _Cloud(
-    "AZURE_STORAGE_",
-    ("account_key", "access_key", "sas_key", "sas_token", "client_id", "client_secret", "token",
-     "bearer_token", "federated_token_file", "skip_signature", "use_emulator", "use_azure_cli"),
-    ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"), "azure-identity", _azure,
-    "set AZURE_STORAGE_ACCOUNT_KEY",
-)  # fmt: skip
-_CLOUDS = {"s3": _S3, "s3a": _S3, "gs": _GCS}  # other addresses are Azure's
+_CLOUDS = {
+    S3: _Cloud(
+        "AWS_",
+        ("access_key_id", "skip_signature", "web_identity_token_file",
+         "container_credentials_relative_uri", "container_credentials_full_uri"),
+        (), "boto3", _Boto3, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    GCS: _Cloud(
+        "GOOGLE_",
+        ("service_account", "service_account_path", "service_account_key", "bearer_token",
+         "application_credentials", "skip_signature"),
+        (), "google-auth", _google,
+        "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+    ),
+    AZURE: _Cloud(
+        "AZURE_STORAGE_",
+        ("account_key", "access_key", "sas_key", "sas_token", "client_id", "client_secret", "token",
+         "bearer_token", "federated_token_file", "skip_signature", "use_emulator",
+         "use_azure_cli"),
+        ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"), "azure-identity", _azure,
+        "set AZURE_STORAGE_ACCOUNT_KEY",
+    ),
+}  # fmt: skip
 
 
-def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
-    """Return what an address of this scheme is reached with.
+def credentials(provider: Provider, config: Mapping[str, Any]) -> Credentials:
+    """Return what a bucket of this provider is reached with.
 
     Raises:
       UsageError: a variable, or a setting of boto3, is wrong.
     """
-    cloud = _CLOUDS.get(scheme, _AZURE)
+    cloud = _CLOUDS[provider]
     for name in sorted(os.environ):
         value = os.environ[name]
         if name.startswith(cloud.prefix) and value.strip() != value:
@@ -145,33 +148,33 @@ def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
             return Credentials(None, {}, f"the option {name}=")
     names = (*(cloud.prefix + name.upper() for name in cloud.options), *cloud.variables)
     set_here = [name for name in names if _is_meant(os.environ.get(name))]
-    if set_here and not (cloud is _GCS and set_here == ["GOOGLE_APPLICATION_CREDENTIALS"]):
+    if set_here and not (provider is GCS and set_here == ["GOOGLE_APPLICATION_CREDENTIALS"]):
         return Credentials(None, {}, f"the variable {set_here[0]}")
     chain = set_here[0] if set_here else "the metadata service of this host"
     advice = "" if set_here else cloud.advice
     try:
-        provider = cloud.provide()
+        found = cloud.provide()
     except ImportError:
-        hint = "" if cloud is _GCS else f"; {_unread(cloud)}with {cloud.library} installed"
+        hint = "" if provider is GCS else f"; {_unread(provider)}with {cloud.library} installed"
         return Credentials(None, {}, f"{chain}{hint}", advice)
     except Exception as error:  # noqa: BLE001 - each library has errors of its own for "none"
-        if cloud is _S3 and type(error) is not ValueError:  # that is how obstore says "none"
+        if provider is S3 and type(error) is not ValueError:  # that is how obstore says "none"
             raise UsageError(
                 f"boto3 cannot use the settings of this user (~/.aws, AWS_PROFILE): {error}"
             ) from None
         return Credentials(None, {}, chain, advice)
-    if isinstance(provider, _Boto3):
-        return Credentials(provider, provider.config, provider.source)
-    return Credentials(provider, getattr(provider, "config", {}), cloud.library)
+    if isinstance(found, _Boto3):
+        return Credentials(found, found.config, found.source)
+    return Credentials(found, getattr(found, "config", {}), cloud.library)
 
 
 def _is_meant(value: object) -> bool:
     return str(value).lower() not in ("", "none", "false", "0")
 
 
-def _unread(cloud: _Cloud) -> str:
+def _unread(provider: Provider) -> str:
     """Return what is here, and only the library reads."""
-    if cloud is _AZURE:
+    if provider is AZURE:
         return "`az login` and managed identities by name are found "
     here = "AWS_PROFILE is set, and " if os.environ.get("AWS_PROFILE") else ""
     with contextlib.suppress(OSError):

@@ -36,6 +36,7 @@ from shoal.checkpoint.bucket.objects import (
     UnclearError,
     scattered,
 )
+from shoal.checkpoint.bucket.providers import Provider
 from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import ShoalError, StorageError, UsageError
 from shoal.runtime.system.threads import ended_with_others
@@ -231,14 +232,13 @@ def _certificates(bundle: str | None) -> Iterator[None]:
             del os.environ["SSL_CERT_FILE"]
 
 
-def prefix_of(store: Any, scheme: str, bucket: str, url: str) -> list[str]:
+def prefix_of(store: Any, provider: Provider, bucket: str, url: str) -> list[str]:
     """Return the parts of a store's prefix.
 
     Raises:
       UsageError: it is no store of this bucket.
     """
-    kinds: dict[str, Any] = dict.fromkeys(("s3", "s3a"), obstore.store.S3Store)
-    kind: Any = {**kinds, "gs": obstore.store.GCSStore}.get(scheme, obstore.store.AzureStore)
+    kind: Any = getattr(obstore.store, provider.store)
     if not isinstance(store, kind):
         raise UsageError(f"Bucket({url!r}): store={store!r} must be an obstore {kind.__name__}")
     there = {str(store.config.get(name)) for name in ("bucket", "container_name")} - {"None"}

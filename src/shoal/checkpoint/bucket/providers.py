@@ -1,0 +1,30 @@
+"""The services that a bucket may be of, a row for each; each needs one in `credentials`, too."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Provider(NamedTuple):
+    """An object store that addresses name."""
+
+    name: str
+    schemes: tuple[str, ...]
+    endpoints: tuple[str, ...]  # the variables that name a server, the first one that is set counts
+    store: str  # its class in obstore.store
+
+
+S3 = Provider(
+    "S3",
+    schemes=("s3", "s3a"),
+    endpoints=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    store="S3Store",
+)
+GCS = Provider("GCS", schemes=("gs",), endpoints=("GOOGLE_BASE_URL",), store="GCSStore")
+AZURE = Provider(
+    "Azure",
+    schemes=("az", "azure", "abfs", "abfss", "adl"),
+    endpoints=("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    store="AzureStore",
+)
+BY_SCHEME = {scheme: provider for provider in (S3, GCS, AZURE) for scheme in provider.schemes}
