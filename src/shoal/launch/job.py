@@ -21,13 +21,14 @@ from shoal.launch.aftermath import NOT_RECORDED
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.environment import JobStart, has_input, variables
+from shoal.launch.github_actions import ReportFiles
 from shoal.launch.log_dir import (
     JOB_FILE,
     remove_job_file,
     write_failure,
     write_job_file,
 )
-from shoal.launch.loop import Console, ReportFiles
+from shoal.launch.loop import Console
 from shoal.launch.order import JobOrder
 from shoal.launch.output import Log, display_of, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
@@ -509,7 +510,11 @@ class Job:
             self._is_service_killed = False  # it may have been killed for want of memory
         reached = reached_together(each)
         end = JobEnd(
-            *(endings, self._start_s, self._trouble, self._interrupted, reached),
+            endings,
+            self._start_s,
+            trouble=self._trouble,
+            interrupted=self._interrupted,
+            reached=reached,
             is_of_services=self._is_of_services,
             is_service_killed=self._is_service_killed,
         )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shoal.launch.loop import ReportFiles, annotated
+from shoal.launch.github_actions import ReportFiles, annotated
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
