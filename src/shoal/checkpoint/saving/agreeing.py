@@ -57,7 +57,7 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
         members.request.check(state)
     except (CheckpointError, UsageError) as error:
         problem = error
-    lines = state_lines(state, members.request.lines, group.count)
+    lines = state_lines(state, members.request.options.lines, group.count)
     payload = json.dumps(answer).encode() if problem is None else encode_error(problem)
     answers = members.agree(lines, payload)
     members.raise_failure("agree", answers, problem)
@@ -144,12 +144,12 @@ def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:
       StorageError: it is not a directory and cannot become one, or is not writable.
     """
     store, replaces = request.store, request.replaces
-    if not request.overwrite:
+    if not request.options.overwrite:
         commit = store.standing() if replaces else store.committed()
         if commit is not None and commit.attempt != replaces:
             raise taken(store.path, commit, replaces)
     saved_steps.check_single(store)
-    if not request.overwrite:
+    if not request.options.overwrite:
         return {"free": store.check_writable(), "replaces": replaces}
     replaces = saved_steps.make_way(store, idle_s=request.lease_s) if is_lead else ""
     free_bytes = store.check_writable()  # others may have looked before the lead has cleaned up

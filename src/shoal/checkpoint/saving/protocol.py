@@ -107,7 +107,7 @@ def complete(
             save_members.try_abandon(members.scene)
         raise
     fault_points.reach("save.announced", members.process)
-    note_commit(members.coordinator, members.request.step)
+    note_commit(members.coordinator, members.request.options.step)
     return commit
 
 

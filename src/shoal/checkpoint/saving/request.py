@@ -47,47 +47,51 @@ class Waits(NamedTuple):
         return Allowance(max(self.until - time.monotonic(), 0.001), self.each_s)
 
 
+class SaveOptions(NamedTuple):
+    """What is saved beside the state, and how: equal on all processes, by every field."""
+
+    step: int | None
+    user: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    overwrite: bool  # the lead looks what is to be replaced
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line for each."""
+        return tuple(f"{key}={json_digest(value)}" for key, value in self._asdict().items())
+
+
 class Request(NamedTuple):
     """A state to save, and its path."""
 
     store: Store
-    step: int | None
-    user: Mapping[str, Any]
-    metrics: Mapping[str, float]
+    options: SaveOptions
     name: str | None
     site: str
     waits: Waits
     lease_s: float  # after which other processes may end this save as stale
     replaces: str = ""  # the committed attempt that this save replaces, if any
     check: Callable[[State], None] = lambda _: None  # refuses a state, on all processes
-    overwrite: bool = False  # the lead looks what is to be replaced
 
     @property
     def operation(self) -> str:
         """The call as named in messages."""
         return f"save({self.store.path!r})"
 
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The options that must be equal on all processes."""
-        options = {"step": self.step, "user": self.user, "metrics": self.metrics}
-        options["overwrite"] = self.overwrite
-        return tuple(f"{key}={json_digest(value)}" for key, value in options.items())
-
 
 def manifest_of(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
     """Return the manifest, without its data, which the lead writes first."""
     return Manifest(
         attempt=attempt,
-        step=request.step,
+        step=request.options.step,
         created_ns=time.time_ns(),
         num_processes=num_processes,
         tree=state.structure,
         leaves=tuple(leaf.record for leaf in state.leaves),
         writer=dict(_versions()),
         mesh=state.mesh,
-        user=request.user,
-        metrics=request.metrics,
+        user=request.options.user,
+        metrics=request.options.metrics,
     )
 
 

@@ -13,7 +13,7 @@ from shoal.checkpoint.format.fields import check_json
 from shoal.checkpoint.format.json_files import metrics_json
 from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
-from shoal.checkpoint.saving.request import Request, Waits
+from shoal.checkpoint.saving.request import Request, SaveOptions, Waits
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state, refuse_device_axis
 from shoal.checkpoint.store.step_names import new_attempt, step_at
@@ -161,14 +161,16 @@ def request_of(
     waits = Waits.of(operation, timeout_s)
     return Request(
         store if timeout_s is None else store.limited(lambda: waits.left_s),
-        _step(operation, step, store.path),
-        dict(user or {}),
-        _metrics(operation, metrics),
-        name,
-        callsite(),
-        waits,
-        store.pace.lease_s,
-        overwrite=overwrite,
+        SaveOptions(
+            step=_step(operation, step, store.path),
+            user=dict(user or {}),
+            metrics=_metrics(operation, metrics),
+            overwrite=overwrite,
+        ),
+        name=name,
+        site=callsite(),
+        waits=waits,
+        lease_s=store.pace.lease_s,
     )
 
 
