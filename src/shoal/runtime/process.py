@@ -20,6 +20,7 @@ from shoal.errors import InitializeError, ShoalError, raise_all
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.client.trail_search import raise_at_end
+from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.exit.idle import StallWatch, watch_alone
@@ -47,6 +48,7 @@ from shoal.runtime.startup.options import (
 )
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite, line_of
+from shoal.runtime.system.failure_words import peers_named
 from shoal.runtime.system.stacks import register_dump
 
 if TYPE_CHECKING:
@@ -399,7 +401,8 @@ def shutdown(*, timeout_s: float | None = None) -> None:
             verdicts = joined.arrive(point, verdict, timeout_s=left_of(deadline))
             joined.stop.join_verdicts(map(int, verdicts.values()))
     except ShoalError as error:
-        joined.report("followed", f"shutdown: {error}")
+        kind = "failed" if peers_named(error) is None else "followed"
+        joined.report(kind, f"shutdown: {error}", record_sent(joined, error))
         raise
     else:
         if joined.num_processes > 1 and not _is_attached():

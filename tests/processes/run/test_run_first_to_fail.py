@@ -38,6 +38,10 @@ ENDS = {
         "if here == 1: sys.exit(256)\nshoal.barrier('b')\n",
         ("process 1 of 3 ended with exit code 0", 72, "SystemExit: 256"),
     ),
+    "a deadline of shutdown while one computes": (
+        "if here == 1: normed(x).block_until_ready()  # odd\nshoal.shutdown(timeout_s=3)\n",
+        ("process 1 of 3 did not reach shutdown", 73, "# odd"),
+    ),
     "a deadline while one computes": (
         "if here == 1: normed(x).block_until_ready()  # odd\nshoal.barrier('b', timeout_s=3)\n",
         ("process 1 of 3 did not reach barrier 'b'", 73, "# odd"),

@@ -131,8 +131,9 @@ def is_out_of_memory(cause: Cause) -> bool:
 
 def point(call: str, name: str) -> str:
     """Return a call and the name of its point: `barrier 'step'`."""
-    call = shortened(call, NAME_COLUMNS)
-    return f"{call} '{shortened(name, NAME_COLUMNS)}'" if name else call
+    if not name or name == call:  # `shutdown` has no other
+        return shortened(call, NAME_COLUMNS)
+    return f"{shortened(call, NAME_COLUMNS)} '{shortened(name, NAME_COLUMNS)}'"
 
 
 def place_words(place: CallPlace) -> str:
