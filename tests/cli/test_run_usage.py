@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from meta.source import ROOT
 from shoal import __version__, settings
 from shoal.cli import run as command
 from shoal.cli.run import NodesRequest, RunRequest, check
@@ -347,17 +348,32 @@ def test_options_of_torchrun_that_are_not_taken_say_what_to_write(child_env):
         (("--bind-to", "core"), "mpirun", "the system schedules the processes"),
         (("-x", "LANG"), "mpirun", "the processes get all variables"),
         (("--ntasks=4",), "srun", "pass -n N, the number of processes on this host"),
+        (("-host", "a"), "mpirun", "run the command on each host, with --nnodes N"),
+        (("-genv", "LANG", "C"), "mpirun", "the processes get all variables"),
+        (("-t", "3"), "torchrun", "pass --log-dir DIR"),
     ],
 )
 def test_options_of_other_launchers_say_what_to_write(option, whose, words, child_env):
     ended = shoal("run", *option, "train.py", env=child_env)
     name = "--" + option[0].partition("=")[0].lstrip("-")
-    name = name.replace("--x", "-x")
+    name = re.sub("^--(x|t|genv)$", r"-\1", name)
     assert (ended.returncode, ended.stdout) == (2, "")
     said = f"shoal: run: {name} of {whose} is not an option here: "
     assert ended.stderr.startswith(said)
     assert words in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_the_page_on_other_launchers_has_all_of_their_options_and_only_ours():
+    page = (ROOT / "docs/coming-from/torchrun-and-mpirun.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    theirs = {word for row in rows for word in re.findall(r"`(--?\w[\w-]*)", " ".join(row[:2]))}
+    refused = {*command._INSTEAD, *command._INSTEAD_OF_FLAGS, *command._OF_OTHERS} - {"--ntasks"}
+    assert refused - theirs == set()
+    tables = [part.split("\n\n")[1] for part in page.split("\n## ")[1:4]]
+    ours = [line.split(" | ")[-2] for table in tables for line in table.splitlines()[2:]]
+    named = {word for cell in ours for word in re.findall(r"`(--?\w[\w-]*)", cell)}
+    assert named - command._own_options() == set()
 
 
 @pytest.mark.parametrize(

@@ -737,22 +737,31 @@ _INSTEAD: Mapping[str, str] = {
     "--local-addr": "leave it out: pass --coordinator a name that all hosts resolve",
     "--logs-specs": "pass --log-dir DIR",
 }
-# Options of mpirun and srun: whose it is, and what to write instead.
+# Options of mpirun and srun, and short ones of torchrun: whose it is, and what to write instead.
 _OF_OTHERS: Mapping[str, tuple[str, str]] = {
-    "--hostfile": (
-        "mpirun",
-        "run the command on each host, with --nnodes N --node-rank K --coordinator HOST:PORT",
+    **dict.fromkeys(
+        ("--hostfile", "--host", "-hosts", "-f"),
+        (
+            "mpirun",
+            "run the command on each host, with --nnodes N --node-rank K --coordinator HOST:PORT",
+        ),
     ),
     "--bind-to": (
         "mpirun",
         "leave it out: the system schedules the processes; to bind them, pass --no-python and a "
         "script that calls taskset or numactl",
     ),
-    "-x": (
-        "mpirun",
-        "leave it out: the processes get all variables; to set one, write NAME=VALUE shoal run …",
+    **dict.fromkeys(
+        ("-x", "-genv"),
+        (
+            "mpirun",
+            "leave it out: the processes get all variables; to set one, write "
+            "NAME=VALUE shoal run …",
+        ),
     ),
     "--ntasks": ("srun", "pass -n N, the number of processes on this host"),
+    "-r": ("torchrun", _INSTEAD["--redirects"]),
+    "-t": ("torchrun", _INSTEAD["--tee"]),
 }
 _INSTEAD_OF_FLAGS: Mapping[str, str] = {
     "--standalone": "leave it out: without --nnodes all processes run on this host",
@@ -778,7 +787,7 @@ Refused = Annotated[
     typer.Option(
         *(spelling for name in _INSTEAD for spelling in dict.fromkeys(_both(name))),
         *_OF_OTHERS,
-        *("-hostfile", "-bind-to"),
+        *("-hostfile", "-host", "-bind-to"),
         hidden=True,
         callback=_refuse,
     ),
