@@ -116,6 +116,9 @@ def test_the_page_shows_parts_of_both_programs_in_turn():
     assert len(parts) >= 12
     for number, (place, code) in enumerate(parts):
         assert is_part(code, (BEFORE, AFTER)[number % 2]), place
+    page = (ROOT / "docs/moving-a-loop.md").read_text(encoding="utf-8")
+    labels = re.findall(r"^\*\*(\w+):\*\*\n\n```py$", page, re.MULTILINE)
+    assert labels == ["Before", "After"] * (len(parts) // 2)
 
 
 def test_the_page_of_orbax_shows_the_program_that_converts():
