@@ -18,7 +18,7 @@ EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults test-buckets lint test-newest test-faults-newest test-latest test-nightly dist release site site-check bench house lock clean help
+.PHONY: demo test test-faults test-buckets lint test-newest test-faults-newest test-latest test-nightly dist release site site-check pictures bench house lock clean help
 
 demo: $(VENV)/.demo ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
@@ -29,7 +29,7 @@ test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
 	$(VENV)/bin/python -m pytest $(QUICKLY) -m "faults and not buckets"
 
-lint: $(VENV)/.installed ## Check style, formatting, types, and the files in .github
+lint: $(VENV)/.installed ## Check style, formatting, types, CITATION.cff and the files in .github
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
@@ -37,6 +37,7 @@ lint: $(VENV)/.installed ## Check style, formatting, types, and the files in .gi
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms $(FORMS)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-config $(FORMS_CONFIG)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(VENV)/bin/zizmor --offline --quiet --pedantic .github
 
 test-buckets: $(VENV)/.bucketed ## Checkpoints in buckets: on more servers, each request failing in all ways
@@ -69,6 +70,9 @@ site: $(VENV)/.publishing ## Build the site in build/site; no network, every war
 
 site-check: site ## Read the site in headless Chromium, as a telephone and as a desktop show it
 	$(VENV)/bin/python tests/site/read_site.py build/site build/pictures
+
+pictures: $(VENV)/.installed ## Draw the pictures of docs/ again
+	PYTHONPATH=tests $(VENV)/bin/python tests/draw/gallery.py
 
 bench: $(VENV)/.benched ## Run every benchmark beside its peers; one JSON line per row
 	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done

@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+import shoal
 from meta import repository
 from meta.documents import pages
 from meta.source import ROOT, package_tree, read_tree
@@ -61,6 +62,15 @@ def test_every_variable_that_is_used_is_listed():
 
 def test_changelog_fragments_are_well_formed():
     assert repository.fragment_problems(fragments(), TOWNCRIER) == []
+
+
+def test_the_citation_is_of_this_version():
+    """`make release` writes both; between releases, the last one is cited. `make lint` reads it."""
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    (cited,) = [line.removeprefix("version: ") for line in lines if line.startswith("version: ")]
+    assert cited == shoal.__version__ or shoal.__version__.endswith(".dev0")
+    assert f'abstract: "{PROJECT["description"]}"' in lines
+    assert [f"  - {word}" for word in PROJECT["keywords"]] == lines[-len(PROJECT["keywords"]) :]
 
 
 def test_the_changelog_says_where_the_next_release_goes():
