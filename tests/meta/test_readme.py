@@ -1,4 +1,4 @@
-"""README's two commands do what it says, and are those that CI runs; its picture is drawn anew."""
+"""README's two commands do what it says, and are those that CI runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from draw import failing_picture
 from meta.documents import FENCE, pages
 from meta.source import ROOT
 
@@ -57,9 +56,3 @@ def test_the_tests_end_as_shown(child_env):
     one_file = {"PYTEST_ADDOPTS": "tests/meta/test_hostile_defaults.py"}
     last = run(COMMANDS[1], {**child_env, **one_file})[-1]
     assert [bool(SUMMARY.fullmatch(line)) for line in (*SHOWN[1], last)] == [True, True]
-
-
-def test_the_picture_is_of_the_transcripts():
-    again = "run python tests/draw/failing_picture.py"
-    drawn = failing_picture.picture()
-    assert drawn == failing_picture.PICTURE.read_text(encoding="utf-8"), again
