@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,6 +16,7 @@ from processes import ecosystem
 from shoal.testing.cluster import Cluster
 
 PAGE = "docs/recipes.md"
+ABSL = ROOT / "examples/absl_flags.py"
 STEPS = 6
 # Process 1 is killed once the third step is committed.
 KILLED = "save.announced@1#3:kill"
@@ -58,6 +61,21 @@ def test_states_from_tx_init_resume_and_train_on(tmp_path, child_env, kind, coun
             assert losses == undisturbed, name
 
 
+@pytest.mark.skipif(find_spec("absl") is None, reason="optax brings absl-py")
+def test_a_program_of_absl_runs_and_has_the_same_flags_everywhere(tmp_path, child_env):
+    """The processes of one job, each with another rate; then those of one with the same."""
+    program = ["run", "-n", "2", "--devices", "1", "--no-python", "sh", "-c"]
+    for rate, code, words in (("0.$((1+RANK))", 70, "['rate']"), ("0.5", 0, "step 2 w 1.2500")):
+        line = f"exec {sys.executable} {ABSL} --folder run --steps 3 --rate {rate}"
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal", *program, line],
+            cwd=tmp_path, env=child_env, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert words in done.stderr
+    assert max(tmp_path.glob("run/step_*")).name.endswith("2")
+
+
 def test_the_page_shows_parts_of_the_programs():
     programs = [path.read_text(encoding="utf-8") for path in ecosystem.RECIPES.values()]
     loops = [text.partition("def batch_of")[2] for text in programs]
@@ -65,6 +83,7 @@ def test_the_page_shows_parts_of_the_programs():
     loops = [text.replace("jax.set_mesh", "shoal.use_mesh") for text in loops]
     assert len(set(loops)) == 1, "one loop for all"
     shown = list(blocks(PAGE, (ROOT / PAGE).read_text(encoding="utf-8"), "py"))
-    assert len(shown) == 1 + len(programs)
+    assert len(shown) == 1 + len(programs) + 1
+    programs.append(ABSL.read_text(encoding="utf-8"))
     for block in shown:
         assert any(block.code in program for program in programs), f"{PAGE}:{block.line}"
