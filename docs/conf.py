@@ -30,7 +30,6 @@ myst_heading_anchors = 4  # as code hosts make them
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
-add_module_names = False
 toc_object_entries_show_parents = "hide"
 # No build needs the network: inventories/ has the names that pages refer to.
 intersphinx_mapping = extension.inventories(
@@ -45,6 +44,6 @@ html_short_title = "A multi-host layer for JAX."
 html_static_path = ["_static"]
 html_css_files = ["shoal.css"]
 html_copy_source = False
-html_show_search_summary = False  # it would read other pages, which browsers refuse for file://
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True

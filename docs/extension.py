@@ -6,6 +6,8 @@
 * The headings of three pages are entries of the index and of objects.inv: variables (settings.md),
   exit codes (exit-codes.md) and error classes (errors.md).
 * A link to a file of the tree leads to a page that shows it. No page needs the network.
+* Errors are in objects.inv as `shoal.DivergenceError`, too: programs use both names.
+* The search knows how much a page says of a word: scorer.js puts the pages in order.
 * llms.txt lists all pages, as https://llmstxt.org describes.
 """
 
@@ -15,9 +17,11 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -58,6 +62,7 @@ TYPES = {
     "np.ndarray": "numpy.ndarray",
     "st.SearchStrategy": "SearchStrategy",
 }
+WEIGHTS = "weights.js"
 WITHOUT_A_PAGE = r"AxisType|Box|Coordinator|(hypothesis\..*)?SearchStrategy|T"
 
 # Classes that users make, and that have no colour.
@@ -327,6 +332,47 @@ class Links(SphinxPostTransform):
         return False
 
 
+def add_short_names(app: Sphinx, env: Any) -> list[str]:
+    """Let each error be found as `shoal.NAME`; see Sphinx's event "env-updated"."""
+    objects = env.domains.python_domain.objects
+    for name in errors.__all__:
+        if entry := objects.get(f"shoal.errors.{name}"):
+            objects[f"shoal.{name}"] = entry._replace(aliased=True)
+    return []  # no page changes
+
+
+# ---- The search.
+
+
+def write_weights(app: Sphinx, exception: Exception | None) -> None:
+    """Write how much each page says of each word: BM25 (Robertson and Zaragoza, 2009) with its
+    usual constants, but without the rarity of the word. Words that a page has once weigh nothing.
+    """
+    if exception is not None or app.builder.name != "html":
+        return
+    language = app.builder.indexer.lang
+    stem = lru_cache(maxsize=None)(lambda word: language.stem(word).lower())
+    pages = {
+        page: Counter(map(stem, language.split(app.env.get_doctree(page).astext())))
+        for page in sorted(app.env.found_docs)
+    }
+    mean = sum(words.total() for words in pages.values()) / len(pages)
+    found: dict[str, dict[str, float]] = {}
+    for page, words in pages.items():
+        length = 0.25 + 0.75 * words.total() / mean
+        for word, count in words.items():
+            if count > 1 and language.word_filter(word):
+                found.setdefault(word, {})[page] = round(2.2 * count / (count + 1.2 * length), 2)
+    text = f"const WEIGHTS = {json.dumps(found, separators=(',', ':'))};\n"
+    Path(app.outdir, "_static", WEIGHTS).write_text(text, "utf-8")
+
+
+def add_weights(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Let the page of the search read them; see Sphinx's event "html-page-context"."""
+    if page == "search":
+        app.add_js_file(WEIGHTS)
+
+
 # ---- Source.
 
 
@@ -455,8 +501,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
         ("autodoc-process-docstring", process_docstring),
         ("autodoc-process-signature", process_signature),
         ("build-finished", write_llms),
+        ("build-finished", write_weights),
+        ("env-updated", add_short_names),
         ("env-before-read-docs", _let_linkcode_find_sources),
         ("html-collect-pages", source_pages),
+        ("html-page-context", add_weights),
         ("include-read", read_included),
         ("missing-reference", resolve),
         ("source-read", read_page),

@@ -97,7 +97,7 @@ class Checkpoints(ReadOnlyHistory):
     overwritten, and `keep` never deletes the newest one.
 
     Args:
-      path: the directory; it must be the same one for all processes.
+      path: the directory, or a bucket: a `Bucket`, or an address; the same for all processes.
       keep: which steps are kept: a number (that many of the newest), or policies of
         `shoal.retention`, such as `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned
         steps are always kept.

@@ -71,7 +71,7 @@ def restore(
     Without `target` it works where JAX is not installed.
 
     Args:
-      path: a single checkpoint.
+      path: a single checkpoint: a directory, a `Bucket`, or the address of one in a bucket.
       target: the result's layouts. None: all leaves as full NumPy arrays, on every process. A tree
         of Layouts or shardings, which may stand for whole subtrees; of `jax.ShapeDtypeStruct`s
         (with a sharding; else they become NumPy arrays); of arrays, whose placement is used. Leaves

@@ -65,7 +65,8 @@ def save(
     failure can undo it.
 
     Args:
-      path: a directory that all processes share, without a checkpoint, unless `overwrite`.
+      path: a directory that all processes share, or a bucket: a `Bucket`, or an address such as
+        "s3://bucket/model". Without a checkpoint, unless `overwrite`.
       tree: dicts, lists, tuples, namedtuples and nodes registered with JAX; leaves are JAX and
         NumPy arrays of any dtype, PRNG keys, numbers, str, bytes, None, PerProcess.
       step: the step number to store with it.
@@ -87,7 +88,7 @@ def save(
         save, while this one ran.
       DivergenceError: on all that arrived: trees, layouts, values or the calls differ.
       SaveAbortedError: on all survivors: a process was lost, failed or was late.
-      StorageFullError, StorageError: on all: the file system of one process failed.
+      StorageFullError, StorageError: on all: the file system, or the bucket, of one process failed.
       NotSharedError: on all: processes do not see one another's files.
       UsageError: on the caller: an argument is wrong, or leaves cannot be saved (it names all).
         The others get SaveAbortedError. On all: parts of the named arrays are held only by
