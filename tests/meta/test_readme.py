@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -56,3 +57,12 @@ def test_the_tests_end_as_shown(child_env):
     one_file = {"PYTEST_ADDOPTS": "tests/meta/test_hostile_defaults.py"}
     last = run(COMMANDS[1], {**child_env, **one_file})[-1]
     assert [bool(SUMMARY.fullmatch(line)) for line in (*SHOWN[1], last)] == [True, True]
+
+
+def test_the_front_page_of_the_site_has_the_same_program():
+    """Its picture is the report of this program: docs/failed.json."""
+    (program,) = [code for code in BLOCKS if code.startswith("# train.py")]
+    assert program in [code for _, code in FENCE.findall(pages()["docs/index.md"])]
+    recorded = json.loads((ROOT / "docs/failed.json").read_text(encoding="utf-8"))
+    line = recorded["others"][0]["place"]["line"]
+    assert recorded["others"][0]["place"]["source"] == program.splitlines()[line - 1].strip()

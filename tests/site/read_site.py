@@ -19,7 +19,16 @@ from urllib.parse import unquote, urlsplit
 from playwright.sync_api import Page, sync_playwright
 
 WIDTHS = (400, 1400)
-PICTURED = ("index", "why", "first-job", "errors", "api/job", "how-it-works/tours", "search")
+PICTURED = (
+    "index",
+    "gallery",
+    "why",
+    "first-job",
+    "errors",
+    "api/job",
+    "how-it-works/tours",
+    "search",
+)
 NAMES = (
     "barrier", "broadcast", "relayout", "plan_restore", "make_mesh", "Checkpoints", "preempted",
     "live_processes", "explain_program", "SHOAL_TIMEOUT_S",
