@@ -132,7 +132,8 @@ def checkpoint() -> str:
     """Draw what `shoal ckpt show` prints of a checkpoint with leaves of every kind."""
     shown = _shoal(["ckpt", "show", str(ROOT / "tests/golden/checkpoint")])
     shown = shown.replace(f"{ROOT}/tests/golden/checkpoint", "/shared/model")
-    return svg(Text(shown), _WIDE, "shoal ckpt show /shared/model", "checkpoint")
+    width = max(map(len, shown.splitlines()))
+    return svg(Text(shown), width, "shoal ckpt show /shared/model", "checkpoint")
 
 
 DRAWN: Mapping[str, Callable[[], str]] = {
