@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 
 from shoal.errors import UsageError, UsageTypeError
 
@@ -154,6 +155,20 @@ def write_private(path: str, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def make_private(folder: str) -> None:
+    """Create a directory for this user alone, in one that others may write to.
+
+    Raises:
+      OSError: it cannot be created, or what is there belongs or is open to others.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode=0o700)
+    status = os.lstat(folder)
+    is_open = not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077
+    if is_open or status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a directory of this user alone")
 
 
 def free_bytes_at(path: str) -> int | None:

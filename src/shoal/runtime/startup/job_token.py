@@ -24,6 +24,7 @@ import time
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.paths import make_private
 from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.wire.frames import split_address
 from shoal.runtime.wire.proof import derived
@@ -124,20 +125,6 @@ def home_file() -> str:
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder} is not a directory that only this user can write to")
     return os.path.join(folder, "token")
-
-
-def make_private(folder: str) -> None:
-    """Create a directory for this user alone, in one that others may write to.
-
-    Raises:
-      OSError: it cannot be created, or what is there belongs or is open to others.
-    """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, mode=0o700)
-    status = os.lstat(folder)
-    is_open = not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077
-    if is_open or status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a directory of this user alone")
 
 
 def _secret_of(path: str) -> str:

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 from shoal import settings
 from shoal.errors import InitializeError
-from shoal.paths import dangling_link
+from shoal.paths import dangling_link, make_private
 from shoal.runtime.rules.deadline import given_s
-from shoal.runtime.startup.job_token import make_private
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.socket_calls import LinkError, encoded_name, socket_call
 
