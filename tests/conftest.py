@@ -44,6 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The user's own token, of jobs that span hosts, must neither be made nor used.
 os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/shoal-tests-{os.geteuid()}"
 os.makedirs(os.environ["XDG_CONFIG_HOME"], mode=0o700, exist_ok=True)
+os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"]  # of compiled programs
 
 # NumPy's BLAS would start a thread for each core in each of a thousand children, to wait busily.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -85,6 +85,9 @@ _ROWS = (
     # storage
     ("SHOAL_LEASE_S", "60", "seconds", "a save that was not refreshed for this long is stale, "
      "and others may end it; a running save is refreshed several times as often"),
+    ("SHOAL_COMPILE_CACHE", "", "0, 1 or folder", "where the programs that JAX compiles are kept "
+     "for the next start; 1: in the user's cache directory; 0: nowhere; `shoal run` sets it to 1 "
+     "with --max-restarts or --restart-preempted"),
     # values
     ("SHOAL_STRICT_DTYPES", "0", "0 or 1", "whether a host value whose dtype arrays on devices "
      "cannot have, such as float64, is an error; 0: it is narrowed"),

@@ -30,3 +30,19 @@ def of_each(outer, devices=None):
 def test_each_process_of_a_host_has_its_share_of_the_gpus(monkeypatch, gpus, devices, outer, ids):
     monkeypatch.setattr(local_devices, "devices_seen", lambda platform, env: (gpus, False))
     assert [env.get("JAX_LOCAL_DEVICE_IDS") for env in of_each(outer, devices)] == ids
+
+
+@pytest.mark.parametrize(
+    ("may_restart", "outer", "value"),
+    [
+        (False, {}, None),
+        (True, {}, "1"),
+        (True, {"SHOAL_COMPILE_CACHE": ""}, "1"),
+        (True, {"SHOAL_COMPILE_CACHE": "0"}, "0"),
+        (False, {"SHOAL_COMPILE_CACHE": "/x"}, "/x"),
+        (True, {"SHOAL_COMPILE_CACHE": "/x"}, "/x"),
+    ],
+)
+def test_a_job_that_may_start_again_keeps_what_it_compiles(may_restart, outer, value):
+    env = variables(outer, process=4, start=START, devices=None, may_restart=may_restart)
+    assert env.get("SHOAL_COMPILE_CACHE") == value

@@ -69,6 +69,7 @@ def variables(
     stdin: int | None = None,
     progress_file: str = "",
     record_file: str = "",
+    may_restart: bool = False,
 ) -> dict[str, str]:
     """Return the whole environment of one process: `outer`, updated with the job's variables.
 
@@ -76,6 +77,7 @@ def variables(
 
     Args:
       stdin: the process that reads standard input; None: the only one.
+      may_restart: whether another attempt may follow this one.
     """
     ours = _place(process, start) | {
         "SHOAL_TOKEN": start.token,
@@ -90,6 +92,8 @@ def variables(
         ours["SHOAL_PROGRESS_FILE"] = progress_file
     if record_file:
         ours["SHOAL_RECORD_FILE"] = record_file
+    if may_restart and not outer.get("SHOAL_COMPILE_CACHE", "").strip():
+        ours["SHOAL_COMPILE_CACHE"] = "1"
     if devices is not None:
         ours |= {
             "SHOAL_VIRTUAL_DEVICES": str(devices),

@@ -214,6 +214,7 @@ class Job:
                 stdin=order.stdin,
                 progress_file=progress,
                 record_file=record,
+                may_restart=order.restarts is not None,
             )
             self._processes.start(
                 [*by_python, *order.command],

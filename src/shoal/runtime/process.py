@@ -38,6 +38,7 @@ from shoal.runtime.startup.membership import find_cluster
 from shoal.runtime.startup.options import (
     Arguments,
     bind_host,
+    compile_cache,
     device_ids,
     given_token,
     host_devices,
@@ -140,6 +141,7 @@ def initialize(
     mtls_ca_file: str | None = None,
     mtls_peer_uri_prefix: str | None = None,
     verify_secure_credentials: bool | None = None,
+    compile_cache: bool | str | os.PathLike[str] | None = None,
 ) -> None:
     """Join the job: connect its processes, and let JAX see the devices of all of them.
 
@@ -201,6 +203,11 @@ def initialize(
       mtls_peer_uri_prefix: with which a URI of a peer's certificate must begin, in place of the
         name of its host; without it, the loss of the service's host ends all processes.
       verify_secure_credentials: True: refuse to start without mutual TLS.
+      compile_cache: the directory in which JAX keeps the programs that it compiles, on every
+        process, so that a program that starts again loads them; True: one in the user's cache
+        directory; False: none. Where JAX's own cache is set (`jax_compilation_cache_dir`), that one
+        is used. None: SHOAL_COMPILE_CACHE, which `shoal run --max-restarts` sets to 1
+        (docs/stopping.md).
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
@@ -232,6 +239,7 @@ def initialize(
         mtls_ca_file,
         mtls_peer_uri_prefix,
         verify_secure_credentials,
+        compile_cache,
     )
     if _RECORD.guard is None and _RECORD.joined is None and hooks is not False:
         # First: the program ends with the code of what is refused below.
@@ -326,6 +334,8 @@ def _enter(
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
         lines.append(jax_runtime.configure_devices(*wishes))
+    is_asked = arguments.compile_cache is not None
+    lines.append(jax_runtime.keep_compiled(cluster.compile_cache, is_asked=is_asked))
     for line in filter(None, lines):
         _LOG.log(_level(cluster.process), "%s", line)
     _RECORD.attempts += 1
@@ -630,6 +640,7 @@ _COMPARED = {
     "local_device_ids": "local_device_ids",
     "host_devices": "host_devices",
     "partition_index": "partition_index",
+    "compile_cache": "compile_cache",
 }
 _NUMBERS = ("process", "num_processes", "address")  # whose source is one: arguments or a launcher
 
@@ -696,6 +707,8 @@ class Initialized(NamedTuple):
             "host_devices": host_devices(arguments, problems),
             "partition_index": partition_index(arguments, {}, problems),
         }
+        if arguments.compile_cache is not None:
+            found["compile_cache"] = compile_cache(arguments, {}, problems)
         mutual_tls(arguments, problems)  # checked; compared with what JAX has
         given_token(arguments, {}, problems)  # checked, but neither compared nor shown
         raise_all("initialize", problems)

@@ -58,6 +58,37 @@ def test_a_failed_job_is_started_again_with_nothing_of_the_earlier_one(launch):
     assert launch.leaves_nobody()
 
 
+COMPILES = """
+import collections, jax, jax.numpy as jnp, numpy as np, shoal
+count = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: count.update([event.split("/")[-1]]))
+shoal.initialize()
+mesh = shoal.make_mesh({"data": -1})
+x = shoal.put(np.arange(8, dtype="float32"), shoal.Layout(mesh, "data"))
+total = jax.jit(lambda x: (jnp.sin(x) * x).sum())(x)
+own = jax.jit(lambda x: x @ x.T)(jnp.ones((2, 3)))
+requests, hits = count["compile_requests_use_cache"], count["cache_hits"]
+say(attempt, shoal.process_index(), requests, hits, float(total), float(own.sum()))
+shoal.barrier("counted")
+if attempt == 0 and shoal.process_index() == 1: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_one_attempt_has_compiled_the_next_one_loads_on_every_process(launch):
+    launch.env["XDG_CACHE_HOME"] = str(launch.folder / "cache")
+    options = ("-n", "2", "--devices", "2", "--max-restarts", "1", "--no-prefix")
+    finished = launch.run(*options, script=HEAD + COMPILES)
+    assert finished.code == 0, finished.err
+    rows = [line.split() for line in finished.lines]
+    assert [row[:2] for row in rows] == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+    requests, hits = ([int(row[at]) for row in rows] for at in (2, 3))
+    assert min(requests) >= 2
+    assert hits == [0, 0, *requests[2:]]
+    assert requests[:2] == requests[2:]
+    assert len({(row[4], row[5]) for row in rows}) == 1
+    assert "cache" not in finished.err
+
+
 def test_a_crash_loop_ends_early(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran'); sys.exit(4)")
     assert finished.code == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,43 @@ def test_wrong_arguments_are_refused(name, values):
     for value in values:
         with pytest.raises(UsageError, match=name):
             decide(Arguments(**{**right, name: value}), {})
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "found"),
+    [
+        (None, None, False),
+        (None, "", False),
+        (None, "0", False),
+        (None, "1", True),
+        (None, "/x/y", "/x/y"),
+        (True, "0", True),
+        (False, "1", False),
+        ("/x", "1", "/x"),
+        (Path("/x"), None, "/x"),
+        ("here", None, os.path.abspath("here")),
+        ("file:///x", None, "/x"),
+    ],
+)
+def test_the_directory_of_the_compile_cache(given, variable, found):
+    env = {} if variable is None else {"SHOAL_COMPILE_CACHE": variable}
+    assert decide(Arguments(compile_cache=given), env).compile_cache == found
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/cache", "s3://x", "hf://datasets/x"])
+def test_an_address_is_no_directory_of_the_compile_cache(address):
+    scheme = address.partition("//")[0]
+    words = f"compile_cache={scheme}//… must be a directory of a file system, not an address"
+    with pytest.raises(UsageError, match=words):
+        decide(Arguments(compile_cache=address), {})
+    with pytest.raises(UsageError, match=f"SHOAL_COMPILE_CACHE={scheme}"):
+        decide(Arguments(), {"SHOAL_COMPILE_CACHE": address})
+
+
+@pytest.mark.parametrize("wrong", [3, "", "a\0b", "~nobody-of-this-name/x", object(), ["/x"]])
+def test_what_is_no_path_is_no_compile_cache(wrong):
+    with pytest.raises(UsageError, match="compile_cache="):
+        decide(Arguments(compile_cache=wrong), {})
 
 
 def test_wrong_settings_are_refused_at_one_process_too(monkeypatch):

@@ -15,7 +15,11 @@ import argparse
 import contextlib
 import gc
 import importlib
+import importlib.metadata
+import importlib.util
+import inspect
 import json
+import logging
 import operator
 import os
 import signal
@@ -30,6 +34,7 @@ from shoal.errors import InitializeError
 from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
+from shoal.runtime.system.compile_cache import Entries, default_root, name_of, this_processor
 from shoal.runtime.system.local_devices import (
     chosen_devices,
     count_accelerators,
@@ -73,6 +78,20 @@ PRIVATE = {
         "make_gloo_tcp_collectives",
     ),
 }
+# And of the compile cache, which a JAX that lacks one does without.
+CACHE_HOOKS = {
+    "jax._src.compilation_cache": (
+        "_cache",
+        "get_executable_and_time(cache_key, compile_options, backend)",
+        "put_executable_and_time(cache_key, module_name, executable, backend, compile_time)",
+        "reset_cache()",
+    ),
+    "jax._src.compiler": (
+        "_cache_write(cache_key, compile_time_secs, module_name, backend, executable)",
+    ),
+}
+_LOG = logging.getLogger("shoal")
+_LEAST_S = 0.05  # what compiles faster is not stored
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
@@ -163,7 +182,7 @@ def check_version() -> str:
     """
     import jax
 
-    lacking = [*_lacking(*PRIVATE)]
+    lacking = [*_lacking(PRIVATE)]
     if not lacking and jax.__version_info__[:2] <= NEWEST_TESTED:
         return ""
     newest = ".".join(map(str, NEWEST_TESTED))
@@ -176,13 +195,17 @@ def check_version() -> str:
     return f"{own} was tested with JAX up to {newest}, and this is {other}"
 
 
-def _lacking(*modules: str) -> Iterator[str]:
-    """Yield the names of `PRIVATE` that modules do not have."""
-    for module in modules:
-        for name in PRIVATE[module]:
+def _lacking(table: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the names of a table that its modules do not have, or have with other parameters."""
+    for module, names in table.items():
+        for name in names:
+            path, _, first = name.rstrip(")").partition("(")
             try:
-                operator.attrgetter(name)(importlib.import_module(module))
+                there = operator.attrgetter(path)(importlib.import_module(module))
             except (ImportError, AttributeError):
+                yield f"{module}.{name}"
+                continue
+            if first and not ", ".join(inspect.signature(there).parameters).startswith(first):
                 yield f"{module}.{name}"
 
 
@@ -592,6 +615,187 @@ def look_up(key: str, *, timeout_s: float) -> str:
         raise NothingPublishedError(str(error)) from None
 
 
+def keep_compiled(directory: bool | str, *, is_asked: bool) -> str:
+    """Let JAX store the programs that it compiles in files, and load them from there.
+
+    JAX can do so itself (`jax_compilation_cache_dir`), but in a job process 0 alone writes, and on
+    CPU it writes under keys that no other process has. So JAX gets a cache of ours, without that
+    option: its value would become part of every key (JAX 0.10), and on GPUs XLA would write further
+    files there, which are neither checked nor bounded. Once the program sets the option, JAX's own
+    cache takes over.
+
+    On GPUs of several processes, XLA shares the work of a compilation between them, so a process
+    that compiles while the others load waits for them, for up to 24 hours. There is no cache there.
+
+    Args:
+      directory: of the entries; True: the user's; False: no cache.
+      is_asked: whether the program, not the environment, has requested a cache.
+
+    Returns a line if there is no cache although one was requested, otherwise "".
+    """
+    import jax
+    import jaxlib
+
+    own, lacking = jax.config.jax_compilation_cache_dir, [*_lacking(CACHE_HOOKS)]
+    if not lacking:
+        _unhook()  # the cache of an earlier job
+    if not directory:
+        return ""
+    if own:
+        line = f"initialize(compile_cache=) has no effect: jax_compilation_cache_dir is {own}"
+        return line if is_asked else ""
+    if lacking:
+        return (
+            f"no compile cache: JAX {jax.__version__} has no {', '.join(lacking)}\nJAX's own "
+            "(JAX_COMPILATION_CACHE_DIR) does without, but process 0 alone writes it"
+        )
+    try:
+        root = default_root(os.environ) if directory is True else str(directory)
+        folders = {os.path.dirname(jaxlib.__file__), *_plugins()}
+        name = name_of([jax.__version__, jaxlib.__version__], folders, this_processor())
+        _hook(_CompileCache(Entries(root, name)))
+    except OSError as error:
+        return f"no compile cache: {_reason(error)}"
+    return ""
+
+
+def _plugins() -> Iterator[str]:
+    """Yield the directories of JAX's plugins, as JAX finds them, and of libtpu."""
+    points = importlib.metadata.entry_points(group="jax_plugins")
+    for name in ("jax_plugins", "libtpu", *(point.module for point in points)):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):  # of a package that is not there
+            continue
+        for place in (spec and spec.submodule_search_locations) or ():
+            yield place
+            if name == "jax_plugins":  # a namespace, to which each plugin adds a package
+                yield from (one.path for one in os.scandir(place) if one.is_dir())
+
+
+def _reason(error: OSError) -> str:
+    """Return why a file or directory cannot be used."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+class _CompileCache:
+    """What JAX takes for its cache of compiled programs."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries, self._said = entries, set[str]()
+        self._path = entries.path  # which JAX logs
+        self.is_full = False
+
+    def get(self, key: str) -> bytes | None:
+        """Return the program of a key, or None."""
+        return self._entries.read(key)
+
+    def put(self, key: str, program: bytes) -> None:
+        """Store a program, if it can be stored."""
+        try:
+            self._entries.write(key, program)
+        except OSError as error:
+            self.is_full = True
+            self._say(f"the compile cache takes no more programs: {_reason(error)}")
+
+    def serves(self, backend: Any) -> bool:
+        """Return whether programs for these devices are stored."""
+        from jax._src import distributed
+
+        if distributed.global_state.num_processes in (None, 1) or backend.platform in _ALONE:
+            return True
+        self._say(
+            f"no compile cache: it does not serve {backend.platform.upper()} devices of several "
+            "processes (SHOAL_COMPILE_CACHE=0 omits this line)"
+        )
+        return False
+
+    def refuse(self, key: str, error: Exception) -> None:
+        """Remove an entry that JAX cannot load although nothing in it has changed."""
+        self._entries.remove(key)
+        self._say(
+            f"JAX cannot load what it has stored in {self._path}, and compiles it again: "
+            f"{type(error).__name__}: {error}"
+        )
+
+    def _say(self, words: str) -> None:
+        """Log a line, once; it is most likely the same on all processes."""
+        from jax._src import distributed
+
+        kind = words.partition(":")[0]
+        if kind not in self._said:
+            self._said.add(kind)
+            level = logging.INFO if distributed.global_state.process_id else logging.WARNING
+            _LOG.log(level, "%s", words)
+
+
+_ALONE = ("cpu", "tpu")  # platforms on which each process compiles by itself
+
+
+def _unhook() -> None:
+    """Take a cache of ours away from JAX."""
+    from jax._src import compilation_cache
+
+    if isinstance(compilation_cache._cache, _CompileCache):
+        compilation_cache.reset_cache()
+
+
+def _hook(cache: _CompileCache) -> None:
+    """Give JAX this cache."""
+    import jax
+    from jax._src import compilation_cache, compiler
+
+    load, write = compilation_cache.get_executable_and_time, compiler._cache_write
+    own_load, own_write = (getattr(one, "shoal_wraps", one) for one in (load, write))
+
+    def is_used() -> bool:
+        is_ours = compilation_cache._cache is cache
+        if is_ours and jax.config.jax_compilation_cache_dir:  # which the program has set since
+            compilation_cache.reset_cache()
+            return False
+        return is_ours
+
+    def get_executable_and_time(
+        cache_key: str, compile_options: Any, backend: Any, *more: Any
+    ) -> Any:
+        if not is_used():
+            return own_load(cache_key, compile_options, backend, *more)
+        if not cache.serves(backend):
+            return None, None
+        try:
+            return own_load(cache_key, compile_options, backend, *more)
+        except Exception as error:  # noqa: BLE001 (JAX would warn, at each start)
+            cache.refuse(cache_key, error)
+            return None, None
+
+    def cache_write(
+        cache_key: str,
+        compile_time_secs: float,
+        module_name: str,
+        backend: Any,
+        executable: Any,
+        *more: Any,
+    ) -> None:
+        if not is_used():
+            own_write(cache_key, compile_time_secs, module_name, backend, executable, *more)
+            return
+        # On JAX 0.10 `more` is the program's callbacks, whose addresses it contains.
+        if any(more) or compile_time_secs < _LEAST_S or cache.is_full or not cache.serves(backend):
+            return
+        try:
+            compilation_cache.put_executable_and_time(
+                cache_key, module_name, executable, backend, int(compile_time_secs)
+            )
+        except Exception as error:  # noqa: BLE001 (XLA cannot serialize every program)
+            _LOG.debug("%s is not stored: %s", module_name, error)
+
+    get_executable_and_time.shoal_wraps = own_load  # type: ignore[attr-defined]
+    cache_write.shoal_wraps = own_write  # type: ignore[attr-defined]
+    compilation_cache.get_executable_and_time = get_executable_and_time
+    compiler._cache_write = cache_write
+    compilation_cache._cache = cache
+
+
 def serve_unmodified_scripts(
     on_initialize: Callable[[], None] = lambda: None,
     way_to: Callable[[str], str] = lambda jax_service: jax_service,
@@ -612,7 +816,8 @@ def serve_unmodified_scripts(
     """
     from jax._src import clusters
 
-    if any(_lacking(clusters.__name__)):  # no other module: JAX itself is being imported
+    table = {clusters.__name__: PRIVATE[clusters.__name__]}
+    if any(_lacking(table)):  # no other module: JAX itself is being imported
         return  # the script may not need a job; `initialize` tells what this JAX lacks
 
     class ShoalCluster(clusters.ClusterEnv):  # type: ignore[misc]

@@ -29,6 +29,7 @@ from shoal.runtime.startup.launcher_table import (
 from shoal.runtime.startup.options import (
     Arguments,
     bind_host,
+    compile_cache,
     device_ids,
     given_token,
     host_devices,
@@ -74,6 +75,7 @@ class JobPlace(NamedTuple):
     token_source: str = "SHOAL_TOKEN"
     partition_index: int | None = None  # of this process's devices, for JAX
     mutual_tls: Mapping[str, str | bool] = {}  # of JAX's service, as the program gave it
+    compile_cache: bool | str = False  # its directory; True: the user's
 
     @property
     def name(self) -> str:
@@ -145,6 +147,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         job=env.get("SHOAL_JOB", "").strip(),
         partition_index=partition_index(arguments, env, problems),
         mutual_tls=mutual_tls(arguments, problems),
+        compile_cache=compile_cache(arguments, env, problems),
     )
     raise_all("initialize", problems)
     return cluster

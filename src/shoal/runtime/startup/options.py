@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.arguments import as_integer, not_flags, not_texts
 from shoal.errors import WrongType
+from shoal.paths import local_path
 from shoal.runtime.jax_service.certificates import MUTUAL_TLS
 from shoal.runtime.wire.frames import split_address
 
@@ -32,6 +34,7 @@ class Arguments(NamedTuple):
     mtls_ca_file: str | None = None
     mtls_peer_uri_prefix: str | None = None
     verify_secure_credentials: bool | None = None
+    compile_cache: bool | str | os.PathLike[str] | None = None
 
 
 def whole(name: str, value: object, least: int, problems: list[str]) -> int | None:
@@ -114,6 +117,27 @@ def mutual_tls(arguments: Arguments, problems: list[str]) -> dict[str, str | boo
     given = {name: value for name, value in given.items() if value is not None}
     problems += not_flags(**{name: value for name, value in given.items() if name == verify})
     return given
+
+
+def compile_cache(arguments: Arguments, env: Environment, problems: list[str]) -> bool | str:
+    """Return the directory of the compile cache. True: the user's; False: no cache.
+
+    Raises:
+      UsageError: it is not a path.
+    """
+    name, given = "compile_cache", arguments.compile_cache
+    if given is None:
+        name, given = "SHOAL_COMPILE_CACHE", env.get("SHOAL_COMPILE_CACHE", "").strip()
+        given = {"": False, "0": False, "1": True}.get(given, given)
+    if isinstance(given, bool):
+        return given
+    if address := re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://", str(given)):
+        problems.append(
+            f"{name}={address[0]}… must be a directory of a file system, not an address; JAX's "
+            "own cache has the option jax_compilation_cache_dir for it"
+        )
+        return False
+    return os.path.abspath(local_path(given, f"initialize: {name}={given!r}"))
 
 
 def device_ids(
