@@ -88,6 +88,9 @@ _ROWS = (
     ("SHOAL_COMPILE_CACHE", "", "0, 1 or folder", "where the programs that JAX compiles are kept "
      "for the next start; 1: in the user's cache directory; 0: nowhere; `shoal run` sets it to 1 "
      "with --max-restarts or --restart-preempted"),
+    ("SHOAL_CACHE_SUSPECT_SINCE", "", "number", "set by `shoal run` once a process has crashed in "
+     "code that may be from the compile cache: the time, in seconds since the epoch, since which "
+     "entries are removed; there is no cache then"),
     # values
     ("SHOAL_STRICT_DTYPES", "0", "0 or 1", "whether a host value whose dtype arrays on devices "
      "cannot have, such as float64, is an error; 0: it is narrowed"),

@@ -17,8 +17,8 @@ from shoal.settings import SETTINGS
 
 LIST = Path(__file__).with_name("public_names.txt")
 PASSED_ON = (  # set by shoal for processes that it starts: not public
-    "SHOAL_BENCH_MARK", "SHOAL_LAUNCHED", "SHOAL_MEMBER", "SHOAL_PROGRESS_FILE",
-    "SHOAL_RECORD_FILE", "SHOAL_REPORTED",
+    "SHOAL_BENCH_MARK", "SHOAL_CACHE_SUSPECT_SINCE", "SHOAL_LAUNCHED", "SHOAL_MEMBER",
+    "SHOAL_PROGRESS_FILE", "SHOAL_RECORD_FILE", "SHOAL_REPORTED",
 )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
 
+# What native code does that is not for this processor, or is damaged.
+_CRASHES = (-signal.SIGILL, -signal.SIGSEGV, -signal.SIGBUS)
 _REQUESTS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)  # to end
 
 
@@ -70,6 +72,7 @@ class Conclusion(NamedTuple):
     cause: str = ""  # the exception and its place: equal if an attempt fails like another
     step: int = -1  # of the process that failed
     is_from_outside: bool = False  # nothing that the program did
+    suspicion: str = ""  # why the compile cache is not used any more; empty: it is
 
 
 def conclude(facts: Facts) -> Conclusion:
@@ -79,7 +82,17 @@ def conclude(facts: Facts) -> Conclusion:
     # Services that fail before the processes start: an attempt, which the next one may better.
     has_begun = len(facts.endings) == facts.total or facts.losses or facts.is_of_services
     is_final = is_usage or facts.interrupted is not None or not has_begun
-    return conclusion._replace(is_final=bool(is_final))
+    suspicion = _suspicion(facts.endings)
+    return conclusion._replace(is_final=bool(is_final), suspicion=suspicion)
+
+
+def _suspicion(endings: Iterable[Ending]) -> str:
+    """Return which process has crashed in code that the compile cache may have had; "": none."""
+    for ending in endings:
+        if ending.code in _CRASHES and ending.ran_loaded:
+            name = signal.Signals(-ending.code).name
+            return f"process {ending.process} died of {name} before its first step"
+    return ""
 
 
 def _conclude(facts: Facts) -> Conclusion:

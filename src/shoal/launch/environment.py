@@ -21,6 +21,7 @@ _STALE = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
     "JAX_SLICE_INDEX",
+    "SHOAL_CACHE_SUSPECT_SINCE",
     "SHOAL_MEMBER",  # the launcher may run within a member of another job
     "SHOAL_PROGRESS_FILE",
     "SHOAL_RECORD_FILE",
@@ -70,6 +71,7 @@ def variables(
     progress_file: str = "",
     record_file: str = "",
     may_restart: bool = False,
+    suspect_since_s: float | None = None,
 ) -> dict[str, str]:
     """Return the whole environment of one process: `outer`, updated with the job's variables.
 
@@ -78,6 +80,7 @@ def variables(
     Args:
       stdin: the process that reads standard input; None: the only one.
       may_restart: whether another attempt may follow this one.
+      suspect_since_s: since when the entries of the compile cache are suspect; None: they are not.
     """
     ours = _place(process, start) | {
         "SHOAL_TOKEN": start.token,
@@ -92,6 +95,8 @@ def variables(
         ours["SHOAL_PROGRESS_FILE"] = progress_file
     if record_file:
         ours["SHOAL_RECORD_FILE"] = record_file
+    if suspect_since_s is not None:
+        ours["SHOAL_CACHE_SUSPECT_SINCE"] = str(int(suspect_since_s))
     if may_restart and not outer.get("SHOAL_COMPILE_CACHE", "").strip():
         ours["SHOAL_COMPILE_CACHE"] = "1"
     if devices is not None:

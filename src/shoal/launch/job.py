@@ -215,6 +215,7 @@ class Job:
                 progress_file=progress,
                 record_file=record,
                 may_restart=order.restarts is not None,
+                suspect_since_s=order.suspect_since_s,
             )
             self._processes.start(
                 [*by_python, *order.command],
@@ -491,10 +492,11 @@ class Job:
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
         endings = [process.ending() for process in self._processes.all]
+        loaded = [progress_file.has_loaded(self._progress_file(one.process)) for one in endings]
         each = self._take_reached()
         endings = [
-            ending._replace(step=reached.step)
-            for ending, reached in zip(endings, each, strict=True)
+            ending._replace(step=reached.step, ran_loaded=has_loaded and reached.ended < 0)
+            for ending, reached, has_loaded in zip(endings, each, loaded, strict=True)
         ]
         before, after = self._oom_kills, oom_kills()
         kills = None if before is None or after is None else after - before

@@ -66,11 +66,20 @@ class JobOrder(NamedTuple):
     stdin: int | None = None  # the process that reads standard input; None: the only one
     is_python: bool = True  # False: `command` is a program with its arguments
     quiet: bool = False  # print nothing at the end of a good run
+    suspect_since_s: float | None = None  # of the compile cache; see `environment.variables`
 
     def next(self, *, is_announced: bool) -> JobOrder:
         """Return the order of the next attempt."""
         nodes = self.nodes and self.nodes._replace(is_announced=is_announced)
         return self._replace(nodes=nodes)
+
+    def without_cache(self, began_s: float) -> JobOrder:
+        """Return the order after a crash in code that the compile cache may have had.
+
+        Args:
+          began_s: when the attempt that crashed began, in seconds since the epoch.
+        """
+        return self._replace(suspect_since_s=began_s)
 
     @property
     def import_root(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable
 
 from shoal.launch.conclusion import Conclusion
@@ -69,6 +70,8 @@ class RestartRules:
             lines = (*conclusion.lines, refusal) if refusal else conclusion.lines
             again = not refusal and self._may_go_on(conclusion)
             words = self._next_words(attempt + 1) if again else ""
+            if words and conclusion.suspicion:
+                words = f"{words}; without the compile cache: {conclusion.suspicion}"
             conclusion = conclusion._replace(again=again, lines=lines, next_words=words)
         if conclusion.failure is not None:
             conclusion = conclusion._replace(failure=self._numbered(conclusion.failure, attempt))
@@ -182,11 +185,14 @@ class Attempts:
             # The reports of the others are of use after the last failure; before, they cost time.
             aftermath_s = order.aftermath_s if rules.is_last else order.between_s
             job = Job(order, rules.attempt, console, crew, min(aftermath_s, order.aftermath_s))
+            began_s = time.time()
             conclusion = job.run(orders_fd)
             keeps_logs |= conclusion.has_failed
             if not conclusion.again:
                 break
             order = order.next(is_announced=conclusion.is_announced)
+            if conclusion.suspicion:
+                order = order.without_cache(began_s)
             kill_all(within_s=_BETWEEN_S)
             console.print(conclusion.next_words)
         if not keeps_logs:

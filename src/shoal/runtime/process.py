@@ -335,7 +335,9 @@ def _enter(
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
         lines.append(jax_runtime.configure_devices(*wishes))
     is_asked = arguments.compile_cache is not None
-    lines.append(jax_runtime.keep_compiled(cluster.compile_cache, is_asked=is_asked))
+    since_s = settings.number("SHOAL_CACHE_SUSPECT_SINCE")
+    wish = cluster.compile_cache
+    lines.append(jax_runtime.keep_compiled(wish, is_asked=is_asked, suspect_since_s=since_s))
     for line in filter(None, lines):
         _LOG.log(_level(cluster.process), "%s", line)
     _RECORD.attempts += 1

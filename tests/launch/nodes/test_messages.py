@@ -59,6 +59,7 @@ ENDINGS = st.lists(
         sent_s=st.just(math.inf) | TIMES_S,
         asked_s=st.just(math.inf) | TIMES_S,
         step=st.integers(-1, 1 << 40),
+        ran_loaded=st.booleans(),
     )
 )
 

@@ -81,6 +81,14 @@ def test_the_limit_is_named():
     assert judged.lines == ("why", "No new attempt: --max-restarts 1.")
 
 
+def test_a_suspicion_about_the_compile_cache_is_said_before_the_next_attempt():
+    words = "process 1 died of SIGSEGV before its first step"
+    judged = RestartRules(Restarts(1, False)).judge(Conclusion(139, suspicion=words), Reached(), 0)
+    assert judged.next_words == (
+        f"attempt 1 begins (1 of --max-restarts 1); without the compile cache: {words}"
+    )
+
+
 def test_a_crash_loop_is_named():
     rules = RestartRules(Restarts(9, False))
     silent = [rules.judge(Conclusion(1), Reached(), n) for n in range(MOST_IDLE)]

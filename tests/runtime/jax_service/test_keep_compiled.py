@@ -27,7 +27,6 @@ def events(monkeypatch):
     load, write = compilation_cache.get_executable_and_time, compiler._cache_write
     monkeypatch.setattr(compilation_cache, "get_executable_and_time", load)
     monkeypatch.setattr(compiler, "_cache_write", write)
-    monkeypatch.setattr(jax_runtime, "_LEAST_S", 0.0)
 
     def listen(event: str, **_: object) -> None:
         found.append(event.rpartition("/")[2])

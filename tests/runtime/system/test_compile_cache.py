@@ -17,6 +17,7 @@ from shoal.runtime.system import compile_cache
 from shoal.runtime.system.compile_cache import Entries, default_root, name_of, this_processor
 
 NAME, OTHER = "jax-0123456789abcdef", "jax-fedcba9876543210"
+COUNTED = 64 << 10  # what a small entry counts as
 KEYS = st.text(max_size=300).filter(str.isprintable)
 
 
@@ -151,7 +152,7 @@ def test_two_writers_and_readers_at_once_get_whole_programs_or_none(tmp_path):
     wrong: list[str] = []
 
     def work(seed: int) -> None:
-        entries, chance = Entries(str(tmp_path), NAME, most_bytes=60_000), random.Random(seed)
+        entries, chance = Entries(str(tmp_path), NAME, most_bytes=20 * COUNTED), random.Random(seed)
         for _ in range(300):
             key = chance.choice([*programs])
             if entries.read(key) not in (None, programs[key]):
@@ -166,40 +167,60 @@ def test_two_writers_and_readers_at_once_get_whole_programs_or_none(tmp_path):
     assert wrong == []
 
 
-def test_over_the_bound_the_least_recently_used_go_first_of_every_name(tmp_path):
+@pytest.mark.parametrize("num_bytes", [10, 100_000])
+def test_over_the_bound_the_least_recently_used_go_first_of_every_name(tmp_path, num_bytes):
+    most_bytes = 10 * max(COUNTED, num_bytes + 100)
     old = Entries(str(tmp_path), OTHER)
-    old.write("of an earlier JAX", bytes(1000))
-    entries = Entries(str(tmp_path), NAME, most_bytes=10_000)
+    old.write("of an earlier JAX", bytes(num_bytes))
+    entries = Entries(str(tmp_path), NAME, most_bytes)
     (tmp_path / NAME / "notes.txt").write_text("not an entry")
     for number in range(8):
-        entries.write(str(number), bytes(1000))
+        entries.write(str(number), bytes(num_bytes))
     for path in [*files(old), *files(entries)]:
         os.utime(path, (time.time() - 1000,) * 2)
-    assert entries.read("0") == bytes(1000)  # used now
+    assert entries.read("0") == bytes(num_bytes)  # used now
     for number in range(8, 12):
-        entries.write(str(number), bytes(1000))
+        entries.write(str(number), bytes(num_bytes))
     left = {str(number) for number in range(12) if entries.read(str(number)) is not None}
     assert {"0", "8", "9", "10", "11"} <= left
     assert (tmp_path / NAME / "notes.txt").exists()
-    used_bytes = sum(path.stat().st_size for path in [*files(old), *files(entries)])
-    assert used_bytes <= 10_000
+    sizes = [path.stat().st_size for path in [*files(old), *files(entries)] if path.suffix == ""]
+    assert sum(max(COUNTED, size) for size in sizes) <= most_bytes
+    assert len(sizes) >= 8
+
+
+def test_only_what_was_used_since_a_time_is_removed(tmp_path):
+    entries, other = Entries(str(tmp_path), NAME), Entries(str(tmp_path), OTHER)
+    for key in ("before", "read since", "written since"):
+        entries.write(key, b"code")
+    other.write("of another build", b"code")
+    for key, used_s in {"before": 900, "read since": 900, "written since": 1000}.items():
+        os.utime(entries._path_of(key), (used_s, used_s))
+    began_s = time.time() - 1
+    assert entries.read("read since") == b"code"
+    entries.remove_since(began_s)
+    assert entries.read("read since") is None
+    assert entries.read("written since") == b"code"
+    entries.remove_since(1000)
+    assert entries.read("written since") is None
+    assert other.read("of another build") == b"code"
 
 
 def test_a_program_larger_than_the_bound_is_not_stored(tmp_path):
-    entries = Entries(str(tmp_path), NAME, most_bytes=1000)
+    entries = Entries(str(tmp_path), NAME, most_bytes=3 * COUNTED)
     entries.write("small", bytes(100))
-    entries.write("large", bytes(1000))
+    entries.write("large", bytes(3 * COUNTED))
     assert entries.read("large") is None
     assert entries.read("small") == bytes(100)
 
 
 def test_what_a_killed_writer_left_is_no_entry_and_counts(tmp_path):
-    entries = Entries(str(tmp_path), NAME, most_bytes=2000)
+    entries = Entries(str(tmp_path), NAME, most_bytes=3 * COUNTED)
     entries.write("key", b"code")
     part = Path(f"{entries._path_of('other')}.123-abcd")
     part.write_bytes(bytes(1500))
     os.utime(part, (0, 0))
-    entries.write("third", bytes(800))
+    entries.write("third", bytes(COUNTED + 1))
     assert not part.exists()
     assert entries.read("key") == b"code"
     assert entries.read("other") is None

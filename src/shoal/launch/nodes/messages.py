@@ -209,6 +209,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         asked_s=math.inf if row["asked_s"] is None else float(row["asked_s"]),
         is_python=bool(row["is_python"]),
         has_input=bool(row["has_input"]),
+        ran_loaded=bool(row["ran_loaded"]),
     )
 
 

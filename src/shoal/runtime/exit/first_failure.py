@@ -139,6 +139,7 @@ class Ending(NamedTuple):
     left: Gone | None = None  # the meeting place's report that it left the job in order
     has_input: bool = True  # standard input; else /dev/null
     is_python: bool = True  # started by this launcher's Python, which records how it ends
+    ran_loaded: bool = False  # code from the compile cache, and finished no step
 
     @property
     def is_oom(self) -> bool:

@@ -43,7 +43,7 @@ from shoal.runtime.system.local_devices import (
     with_configured,
 )
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
-from shoal.runtime.system.progress_file import note_done
+from shoal.runtime.system.progress_file import note_done, note_loaded
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
@@ -91,7 +91,6 @@ CACHE_HOOKS = {
     ),
 }
 _LOG = logging.getLogger("shoal")
-_LEAST_S = 0.05  # what compiles faster is not stored
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
@@ -615,7 +614,9 @@ def look_up(key: str, *, timeout_s: float) -> str:
         raise NothingPublishedError(str(error)) from None
 
 
-def keep_compiled(directory: bool | str, *, is_asked: bool) -> str:
+def keep_compiled(
+    directory: bool | str, *, is_asked: bool, suspect_since_s: float | None = None
+) -> str:
     """Let JAX store the programs that it compiles in files, and load them from there.
 
     JAX can do so itself (`jax_compilation_cache_dir`), but in a job process 0 alone writes, and on
@@ -630,6 +631,7 @@ def keep_compiled(directory: bool | str, *, is_asked: bool) -> str:
     Args:
       directory: of the entries; True: the user's; False: no cache.
       is_asked: whether the program, not the environment, has requested a cache.
+      suspect_since_s: entries that were used since then are removed, and there is no cache.
 
     Returns a line if there is no cache although one was requested, otherwise "".
     """
@@ -653,7 +655,11 @@ def keep_compiled(directory: bool | str, *, is_asked: bool) -> str:
         root = default_root(os.environ) if directory is True else str(directory)
         folders = {os.path.dirname(jaxlib.__file__), *_plugins()}
         name = name_of([jax.__version__, jaxlib.__version__], folders, this_processor())
-        _hook(_CompileCache(Entries(root, name)))
+        entries = Entries(root, name)
+        if suspect_since_s is not None:
+            entries.remove_since(suspect_since_s)
+            return ""
+        _hook(_CompileCache(entries))
     except OSError as error:
         return f"no compile cache: {_reason(error)}"
     return ""
@@ -688,7 +694,10 @@ class _CompileCache:
 
     def get(self, key: str) -> bytes | None:
         """Return the program of a key, or None."""
-        return self._entries.read(key)
+        program = self._entries.read(key)
+        if program is not None:
+            note_loaded()  # before it runs
+        return program
 
     def put(self, key: str, program: bytes) -> None:
         """Store a program, if it can be stored."""
@@ -780,7 +789,7 @@ def _hook(cache: _CompileCache) -> None:
             own_write(cache_key, compile_time_secs, module_name, backend, executable, *more)
             return
         # On JAX 0.10 `more` is the program's callbacks, whose addresses it contains.
-        if any(more) or compile_time_secs < _LEAST_S or cache.is_full or not cache.serves(backend):
+        if any(more) or cache.is_full or not cache.serves(backend):
             return
         try:
             compilation_cache.put_executable_and_time(

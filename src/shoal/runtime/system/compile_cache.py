@@ -30,6 +30,7 @@ from shoal.hashing import SEAL_BYTES, call_digest, seal
 from shoal.paths import make_private
 
 MOST_BYTES = 2 << 30  # of all entries under a root
+_LEAST_BYTES = 64 << 10  # a file counts as this at least: quotas limit their number, too
 _RECOUNTS = 32  # the files are counted again whenever this part of the bound has been written
 _LEAVES = 0.9  # of the bound, so that not every write removes files
 _MAGIC = b"shoal program 1\n"
@@ -109,7 +110,7 @@ class _File(NamedTuple):
 
     used_ns: int
     path: str
-    num_bytes: int
+    counted_bytes: int
 
 
 class Entries:
@@ -118,8 +119,8 @@ class Entries:
     Args:
       root: the directory of all of them.
       name: see `name_of`.
-      most_bytes: bound of all entries under `root`. Each process that writes can exceed it by a
-        thirty-second, until it counts the files again.
+      most_bytes: bound of all entries under `root`, of which each counts as 64 KiB at least. Each
+        process that writes can exceed it by a thirty-second, until it counts the files again.
 
     Raises:
       OSError: its directory cannot be made, or is not this user's alone.
@@ -179,6 +180,13 @@ class Entries:
         with contextlib.suppress(OSError):
             os.unlink(self._path_of(key))
 
+    def remove_since(self, time_s: float) -> None:
+        """Remove the entries that were read or written since then, in seconds since the epoch."""
+        for file in self._files():
+            if file.used_ns >= time_s * 1e9 and os.path.dirname(file.path) == self.path:
+                with contextlib.suppress(OSError):  # another process has removed it
+                    os.unlink(file.path)
+
     def _path_of(self, key: str) -> str:
         return os.path.join(self.path, call_digest(key.encode()).hex())
 
@@ -201,13 +209,14 @@ class Entries:
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove what was used least recently, if a new entry would exceed the bound."""
+        counted_bytes = max(num_bytes, _LEAST_BYTES)
         with self._lock:
-            self._written_bytes += num_bytes
+            self._written_bytes += counted_bytes
             if self._written_bytes < self._most_bytes / _RECOUNTS:
                 return
-            self._written_bytes = num_bytes
+            self._written_bytes = counted_bytes
             files = sorted(self._files())
-            used_bytes = sum(file.num_bytes for file in files) + num_bytes
+            used_bytes = sum(file.counted_bytes for file in files) + counted_bytes
             if used_bytes <= self._most_bytes:
                 return
             for file in files:
@@ -215,7 +224,7 @@ class Entries:
                     return
                 with contextlib.suppress(OSError):  # another process has removed it
                     os.unlink(file.path)
-                used_bytes -= file.num_bytes
+                used_bytes -= file.counted_bytes
 
     def _files(self) -> Iterator[_File]:
         """Yield the files of all names; others that lie there are not shoal's."""
@@ -224,7 +233,7 @@ class Entries:
                 with contextlib.suppress(OSError):
                     if _FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
                         there = one.stat(follow_symlinks=False)
-                        yield _File(there.st_mtime_ns, one.path, there.st_size)
+                        yield _File(there.st_mtime_ns, one.path, max(there.st_size, _LEAST_BYTES))
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:

@@ -25,7 +25,8 @@ _NUMBER = struct.Struct("<q")
 _SAVES_AT = _FIELDS.size  # how many saves are running
 _DONE_AT = _SAVES_AT + _NUMBER.size  # 1: see `note_done`
 _DEVICES_AT = _DONE_AT + _NUMBER.size  # 1: they exist
-_SIZE = _DEVICES_AT + _NUMBER.size
+_LOADED_AT = _DEVICES_AT + _NUMBER.size  # 1: code that the compile cache had
+_SIZE = _LOADED_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
@@ -85,6 +86,11 @@ def has_devices(path: str) -> bool:
     return _read_number(path, _DEVICES_AT) > 0
 
 
+def has_loaded(path: str) -> bool:
+    """Return whether a process has loaded code of the compile cache; False if the file is gone."""
+    return _read_number(path, _LOADED_AT) > 0
+
+
 def _read_number(path: str, at: int) -> int:
     try:
         with open(path, "rb") as file:
@@ -133,6 +139,12 @@ def note_devices() -> None:
     """Record that the devices of this process exist, so that it can join no job any more."""
     if (file := _own_file()) is not None:
         _NUMBER.pack_into(file, _DEVICES_AT, 1)
+
+
+def note_loaded() -> None:
+    """Record that this process loads code from the compile cache."""
+    if (file := _own_file()) is not None:
+        _NUMBER.pack_into(file, _LOADED_AT, 1)
 
 
 @contextlib.contextmanager
