@@ -628,12 +628,12 @@ def keep_compiled(
     On GPUs of several processes, XLA shares the work of a compilation between them, so a process
     that compiles while the others load waits for them, for up to 24 hours. There is no cache there.
 
+    Returns a line if there is no cache although one was requested, otherwise "".
+
     Args:
       directory: of the entries; True: the user's; False: no cache.
       is_asked: whether the program, not the environment, has requested a cache.
       suspect_since_s: entries that were used since then are removed, and there is no cache.
-
-    Returns a line if there is no cache although one was requested, otherwise "".
     """
     import jax
     import jaxlib
