@@ -16,6 +16,7 @@ from collectives.trees import DTYPES, bits_of, leaves, trees, unreduced
 from shoal.collectives import wire
 from shoal.collectives.leaves import ANY, LeafSpec
 from shoal.errors import ShoalError, UsageError, UsageTypeError
+from shoal.runtime.failures.spec_lines import shown_line
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -43,7 +44,7 @@ def test_every_bit_comes_back(tree):
 @given(leaves())
 def test_a_line_is_told_without_data(leaf):
     (line, *_) = wire.spec_of(leaf).lines
-    assert line.startswith("the value: ")
+    assert shown_line(line).startswith("the value: ")
     if isinstance(leaf, jax.Array | np.ndarray):
         abstract = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         assert wire.spec_of(abstract).lines == wire.spec_of(leaf).lines
@@ -103,7 +104,7 @@ def test_lines():
         "b": Pair(jnp.zeros((), jnp.bfloat16), jax.random.key(0)),
         "c": (np.float32(1), 1.5, b"", True, 2j, jax.random.split(jax.random.key(0, impl="rbg"))),
     }
-    lines = wire.spec_of(tree).lines
+    lines = tuple(map(shown_line, wire.spec_of(tree).lines))
     assert lines[:12] == (
         "['a'][0]: float32[3,4]",
         "['a'][1]: int",
@@ -236,7 +237,7 @@ def test_data_of_another_tree_is_refused():
 
 def test_a_leaf_whose_rows_differ():
     leaf = LeafSpec("x", "array", np.dtype("f4"), (ANY, 4))
-    assert leaf.line == "x: float32[*,4]"
+    assert shown_line(leaf.line) == "x: float32[*,4]"
     assert leaf.is_open
     assert leaf.num_bytes(3) == 48
 

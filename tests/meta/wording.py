@@ -53,27 +53,25 @@ FOREIGN: Mapping[tuple[str, str], str] = {
 }
 # Own texts that are still read, each with the reason. The list only shrinks.
 STILL_READ: Mapping[tuple[str, str], str] = {
-    ("arrays/host/host_values.py", "would become"): "one sentence in two tenses",
     ("checkpoint/bucket/preflight.py", "NO_BUCKET"): "the advice of an error, beside its class",
-    ("checkpoint/disk/committing.py", "_DOUBT"): "it is added once to a message",
+    (
+        "checkpoint/disk/committing.py",
+        "_DOUBT",
+    ): "a mark that it was added: one constant makes and reads it",
     (
         "checkpoint/store/saved_steps.py",
         "its save",
     ): "a sentence of one step, in a list of them",
     ("collectives/same.py", "the value"): "the path of a leaf that is the whole tree",
-    ("collectives/transport/flow.py", "_LATE"): "the words of a process that moves data late",
+    (
+        "collectives/transport/flow.py",
+        "_LATE",
+    ): "a mark before what a late process reports: made and read there",
     ("compat/dtensor/text.py", "mesh:"): "DTensor's own notation of layouts",
-    ("draw/roll.py", "NO_PROGRESS"): "a table without the words of another column",
+    ("draw/roll.py", "NO_PROGRESS"): "a mark: one constant makes and reads it, for a table alone",
     ("launch/aftermath.py", "_NOT_OUTPUT"): "lines of shoal in a log, which a report leaves out",
     ("launch/nodes/follower.py", "no answer"): "a state of the connection, beside its reasons",
     ("plain_forms.py", "_LEFT_OUT"): "what to pass in place of an object, in a table of forms",
-    (
-        "runtime/failures/comparison.py",
-        ", bits of",
-    ): "agreement lines are not facts yet",
-    ("runtime/failures/comparison.py", "mesh: "): "agreement lines are not facts yet",
-    ("runtime/failures/comparison.py", "tree: "): "agreement lines are not facts yet",
-    ("runtime/failures/comparison.py", "no more "): "agreement lines are not facts yet",
     ("runtime/failures/last_record.py", "BUG"): "a note, the only mark that an exception keeps",
     ("runtime/failures/rendering.py", "shoal run"): "the name of a program",
     ("runtime/startup/device_start.py", "_NAME"): "the name of a point, in the place of a process",

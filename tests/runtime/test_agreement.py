@@ -13,10 +13,15 @@ from runtime.coordinator_contract import PATIENCE_S, meet, run_together
 from shoal.errors import DeadlineError, DivergenceError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.rules import first_difference
 from shoal.runtime.rules.outcomes import Fingerprint
 
-LINES = tuple(f"['layer{i}']['w']: float32[{i},8]" for i in range(1000))
+LINES = tuple(
+    SpecLine(path=f"['layer{i}']['w']", dtype="float32", shape=f"[{i},8]").packed
+    for i in range(1000)
+)
+VALUE = SpecLine(path="the value", dtype="int32")
 
 
 def agree_all(calls, payloads=None, job=None, **more):
@@ -121,7 +126,10 @@ def test_where_only_the_call_sites_differ_a_name_is_advised_and_helps():
 
 
 def test_where_the_values_differ_too_no_name_is_advised():
-    calls = [Call("allgather", None, f"a.py:{n} (f)", (f"the value: int32[{n}]",)) for n in (1, 2)]
+    calls = [
+        Call("allgather", None, f"a.py:{n} (f)", (VALUE._replace(shape=f"[{n}]").packed,))
+        for n in (1, 2)
+    ]
     assert texts(agree_all(calls), "processes gave allgather different shapes") == [
         "  process 0: allgather at a.py:1 (f): int32[1]",
         "  process 1: allgather at a.py:2 (f): int32[2]",
@@ -147,8 +155,8 @@ def test_a_long_specification_shows_its_first_difference_too(at):
     what = "trees" if at == 8 else "shapes"
     assert texts(agree_all(calls), f"processes gave broadcast different {what}") == [
         "  broadcast at a.py:1 (f)",
-        f"    process 0: {LINES[at]}",
-        f"    process 1: {other[at]}",
+        f"    process 0: {shown_line(LINES[at])}",
+        f"    process 1: {shown_line(other[at])}",
         *SAME_OR_NONE,
     ]
 
@@ -158,7 +166,7 @@ def test_a_longer_one_differs_where_the_other_ends():
     assert texts(agree_all(calls), "processes gave broadcast different trees") == [
         "  broadcast at a.py:1 (f)",
         f"    process 0: {ENDED}",
-        f"    process 1: {LINES[900]}",
+        f"    process 1: {shown_line(LINES[900])}",
         *SAME_OR_NONE,
     ]
 
@@ -174,10 +182,10 @@ def test_the_search_works_over_either_coordinator(make_job):
     first = [job.start(lambda c=c: call(c)) for c in job.coordinators[:2]]
     for error in [wait() for wait in first]:
         assert type(error) is DivergenceError
-        assert f"  x 'w' at a.py:1 (f)\n    process 0: {LINES[-1]}\n" in str(error)
+        assert f"  x 'w' at a.py:1 (f)\n    process 0: {shown_line(LINES[-1])}\n" in str(error)
         assert "    process 1: the last" in str(error)
     here = "x 'w' at a.py:1 (f)"
-    told = f"  {here}\n    process 0: {LINES[-1]}\n    process 1: the last\n"
+    told = f"  {here}\n    process 0: {shown_line(LINES[-1])}\n    process 1: the last\n"
     with pytest.raises(DivergenceError, match=re.escape(told)):
         agree(job.coordinators[2], Call("x", "w", "", ()), timeout_s=PATIENCE_S)
     assert [set(r) for r in job.on_all(lambda c: meet(c, "next"))] == [{0, 1, 2}] * 3
@@ -231,7 +239,7 @@ def test_who_comes_late_is_told_and_not_waited_for():
     with pytest.raises(DivergenceError) as late:
         agree(job.coordinators[2], calls[2], timeout_s=PATIENCE_S)
     assert type(late.value) is DivergenceError
-    assert f"process 1: {LINES[900]}" in str(early[0])
+    assert f"process 1: {shown_line(LINES[900])}" in str(early[0])
     assert str(late.value).splitlines()[1:] == str(early[0]).splitlines()[1:]
     assert late.value.sides == early[0].sides
     found, side = early[0].difference, late.value.difference.late

@@ -226,7 +226,7 @@ def test_processes_that_wait_elsewhere_are_not_one_and_no_words_are_changed():
         for p in range(4)
     ]  # fmt: skip
     gone = [
-        Member(p, "h", "failed", f"RuntimeError: budget of {p} s exceeded, 1.0 s ago")
+        Member(p, "h", "failed", f"RuntimeError: budget of {p} s exceeded, 1.0 s ago", since_s=1.0)
         for p in (4, 5)
     ]
     assert str(JobStatus((*waits, *gone))).splitlines()[1:] == [

@@ -35,6 +35,7 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.failures.facts import Difference
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
 
@@ -156,11 +157,14 @@ def _meet(
 
 def _advice(error: DivergenceError) -> str:
     """Return what to do about lists and texts that have another length on each process."""
-    sides = "\n".join(map(str, error.sides))
-    if wire.NO_MORE in sides:
+    difference = error.difference
+    if not isinstance(difference, Difference):
+        return ""
+    sides = difference.sides
+    if difference.what == "tree" and len({bool(side.path) for side in sides}) > 1:
         how = "an array with tiled=True, or text by json.dumps(…)"
         return f"\na list of another length on each process is one leaf: {how}"
-    if len({*re.findall(r": U\d+\[", sides)}) > 1:
+    if len({side.dtype for side in sides if re.fullmatch(r"U\d+", side.dtype)}) > 1:
         return "\ntext of another width on each process: pass json.dumps(….tolist())"
     return ""
 
@@ -424,8 +428,8 @@ def column_of(
     if not leaf.shape or leaf.kind == "scalar":
         return Column(leaf)
     if is_global(value) and tiled:
-        note = f" {_regions(value.sharding, value.shape)}"
-        return Parts(leaf._replace(kind="parts", note=note), givers)
+        regions = str(_regions(value.sharding, value.shape))
+        return Parts(leaf._replace(kind="parts", regions=regions), givers)
     if is_global(value) and not value.is_fully_replicated:
         detail = "is distributed over several processes: tiled=True gathers its global value"
         raise UsageError(f"{leaf.path}: {detail}")

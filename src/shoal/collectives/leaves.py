@@ -20,6 +20,7 @@ from shoal.arguments import PLAIN_KINDS, no_fixed_bits
 from shoal.arrays.host.host_values import is_key, native, without_values
 from shoal.errors import UsageError, WrongType, with_article
 from shoal.plain_forms import advice
+from shoal.runtime.failures.spec_lines import SpecLine
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ANY = -1  # a size that may differ between processes
@@ -45,18 +46,18 @@ class LeafSpec(NamedTuple):
     shape: tuple[int, ...] = ()  # of the leaf; ANY: a size that may differ between processes
     words: tuple[int, ...] = ()  # trailing dims of a key's words
     impl: Any = None  # of a key
-    note: str = ""  # further text that must be equal
+    regions: str = ""  # of an array on several processes
 
     @property
     def line(self) -> str:
-        """The line that must be equal on all processes: `['w']: float32[3,4]`."""
+        """The line that must be equal on all processes, see `SpecLine`."""
         if self.dtype is None or self.kind in _PLAIN_BYTES:
-            return f"{self.path}: {self.kind}"
+            return SpecLine(path=self.path, dtype=self.kind).packed
         if self.kind == "scalar":
-            return f"{self.path}: np.{dtype_name(self.dtype)}"
+            return SpecLine(path=self.path, dtype=f"np.{dtype_name(self.dtype)}").packed
         name = dtype_name(self.dtype) if self.impl is None else f"key<{self.impl}>"
-        sizes = ("*" if size == ANY else str(size) for size in self.shape)
-        return f"{self.path}: {name}[{','.join(sizes)}]{self.note}"
+        sizes = ",".join("*" if size == ANY else str(size) for size in self.shape)
+        return SpecLine(path=self.path, dtype=name, shape=f"[{sizes}]", layout=self.regions).packed
 
     @property
     def is_open(self) -> bool:

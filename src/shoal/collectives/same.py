@@ -30,6 +30,7 @@ from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
+from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.rules.first_difference import ItemsInOrder, Meet, find_first
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system import fault_points
@@ -214,7 +215,7 @@ def _difference(
         heading,
         version_rows(texts, groups, call._replace(leaf=part.leaf.line)),
         kind=Kind("value", part.place(item)),
-        intro=f"first difference, in {part.leaf.line}:",
+        intro=f"first difference, in {shown_line(part.leaf.line)}:",
         advice=needs("assert_same", "value"),
     )
 
@@ -296,9 +297,8 @@ def _placed(leaf: LeafSpec, value: Any) -> Compared:
         SharedPart(leaf, box, holders, here[box].read if box in here else None)
         for box, holders in regions
     ]
-    return Compared(
-        f"{leaf.path}: spread as {_distribution(value.sharding, regions)}", parts, difference
-    )
+    spread = _distribution(value.sharding, regions)
+    return Compared(SpecLine(path=leaf.path, value=f"spread as {spread}").packed, parts, difference)
 
 
 class _Shard(NamedTuple):

@@ -22,6 +22,7 @@ from shoal.plan.mesh import Mesh, mesh_of
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.failures.spec_lines import SpecLine
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
@@ -98,7 +99,7 @@ def sync_devices(
             f"sync_devices({name!r}): process {coordinator.process} has no device in {mesh!r}: "
             f"processes {list(group)} call it"
         )
-    call = Call("sync_devices", name, callsite(), (f"mesh: {mesh.text}",))
+    call = Call("sync_devices", name, callsite(), (SpecLine("mesh", value=mesh.text).packed,))
     flow = Flow(coordinator, call, deadline.left_s, group=group)
     began = time.monotonic()
     _LOG.info("%s: enters sync_devices %r (%s) of %r", flow.me, name, call.site, mesh)

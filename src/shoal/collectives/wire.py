@@ -31,11 +31,11 @@ from shoal.collectives.leaves import (
 )
 from shoal.errors import ShoalError, UsageError, raise_all, with_article
 from shoal.hashing import call_digest
+from shoal.runtime.failures.spec_lines import END, SpecLine
 
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
 _SENT_BYTES = 64 << 20  # by the meeting place, to all processes together
-NO_MORE = "no more leaves"  # opposite the first extra leaf of another process
 _VALUES: type = type({}.values())
 _LINE = 200  # characters per line of a tree's text
 DIGEST_BYTES = 16
@@ -54,7 +54,7 @@ class Spec(NamedTuple):
         text = nodes_text(self.treedef)
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)
-        return (*leaves, NO_MORE, *(f"tree: {part}" for part in nodes))
+        return (*leaves, END, *(SpecLine("tree", value=part).packed for part in nodes))
 
     @property
     def digest(self) -> bytes:

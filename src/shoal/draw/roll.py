@@ -20,7 +20,7 @@ from rich.text import Text
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import counted
 from shoal.runtime.job_status import SLOW
-from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.point import Member, without_age
 from shoal.runtime.rules.stalls import NO_PROGRESS
 from shoal.runtime.system.failure_words import headline_of, listed
 
@@ -47,7 +47,6 @@ _COLUMNS: Mapping[str, Mapping[str, Any]] = {
 }
 _DROPPED = ("memory", "compute time", "host")  # in this order, if the terminal is too narrow
 _LEAST_WHERE = 20  # characters; may wrap, but is always shown
-_AGO = re.compile(r", [\d.]+ s ago$")  # shown in a column of its own
 _A_TIME = re.compile(r"[\d.]+ s\b")  # differs among processes lost for the same reason
 _MOST_LETTERS = 28  # characters for the processes of a row
 
@@ -182,7 +181,8 @@ def slowness_of(member: Member, median_s: float | None) -> float | None:
 def standing(member: Member) -> str:
     """Return where a process is, or why it is gone, on one line."""
     if member.state in GONE or not member.place:
-        return _AGO.sub("", headline_of(member.last_words))
+        words, _ = without_age(member)  # which has a column of its own
+        return headline_of(words)
     place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
     first = member.last_words.partition("; ")[0]
     is_still = member.state == "silent" or first.startswith(NO_PROGRESS)

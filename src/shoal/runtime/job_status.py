@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from typing import NamedTuple
 
@@ -10,11 +9,10 @@ from shoal import settings
 from shoal.colour import local
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.failures.comparison import process_label
-from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.point import Member, without_age
 from shoal.runtime.verb import verb
 
 SLOW = 1.5  # a compute time above this multiple of the median is slow
-_AGE = re.compile(r"(\d+\.\d s(?: ago)?)\Z")  # at the end of last words
 
 
 class JobStatus(NamedTuple):
@@ -66,7 +64,7 @@ class JobStatus(NamedTuple):
         alike: dict[object, list[Member]] = {}
         for member in self.members:
             is_slow = bool(own_s and member.own_s and member.own_s >= SLOW * own_s)
-            words = member.place, member.is_waiting, _AGE.sub("", _said(member))
+            words = member.place, member.is_waiting, _last_line(without_age(member)[0])
             alike.setdefault((member.state, member.step, words, is_slow), []).append(member)
         groups = sorted(alike.values(), key=lambda group: (len(group), group[0].process))
         return "\n".join([head, *(self._line(group, own_s) for group in groups)])
@@ -76,7 +74,9 @@ class JobStatus(NamedTuple):
         hosts = sorted({member.host for member in group})
         where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
         most = "up to " if len(group) > 1 else ""
-        text = _AGE.sub(rf"{most}\1", _said(max(group, key=lambda member: member.since_s)))
+        first = max(group, key=lambda member: member.since_s)
+        words, ending = without_age(first)
+        text = _last_line(words) + ending.format(f"{most}{first.since_s:.1f}")
         label = process_label([member.process for member in group])
         line = f"  {label} ({where}): {group[0].state}: {text}"
         slowest_s = max((m.own_s for m in group if m.own_s is not None), default=None)
@@ -87,8 +87,8 @@ class JobStatus(NamedTuple):
         return line
 
 
-def _said(member: Member) -> str:
-    return (member.last_words.strip().splitlines() or [""])[-1]
+def _last_line(words: str) -> str:
+    return (words.strip().splitlines() or [""])[-1]
 
 
 @local

@@ -73,8 +73,8 @@ def test_each_end():
         judge(asked(0, 2), {0: whole, 1: Status("failed", words=FAILED)})
     assert caught.value.failed == {1: FAILED}
     with pytest.raises(DivergenceError, match="process 1: closed its feed after 2 batches"):
-        judge(asked(0, 2), {0: whole, 1: Status("closed", words="2")})
-    assert judge(asked(1, 2), {0: whole, 1: Status("closed", words="2")}).size == 0
+        judge(asked(0, 2), {0: whole, 1: Status("closed", batches=2)})
+    assert judge(asked(1, 2), {0: whole, 1: Status("closed", batches=2)}).size == 0
 
 
 def test_the_first_batch_says_the_size():

@@ -17,6 +17,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.failures.spec_lines import shown_line
 from shoal.runtime.rules.point import Point
 
 # As two of three processes would see it.
@@ -48,14 +49,15 @@ def test_the_call_its_place_its_leaves_and_their_values(left):
                  options=("check_values=True",), values=True)  # fmt: skip
     assert entry.place.startswith("put at ")
     assert "arrays/host/test_record_trail.py:" in entry.site
-    assert entry.spec == (
+    assert tuple(map(shown_line, entry.spec)) == (
         "check_values=True",
         f"mesh: {BOTH.text}",
         "['w']: float32[8,4] as (x, -)",
         "['n']: int32[] as ()",
     )
-    assert entry.lines[2].startswith("['w']: float32[8,4] as (x, -): values ")
-    assert entry.lines[3] == "['n']: int32[] as () = 3"
+    lines = [*map(shown_line, entry.lines)]
+    assert lines[2].startswith("['w']: float32[8,4] as (x, -): values ")
+    assert lines[3] == "['n']: int32[] as () = 3"
     again = left(leaf(rows.copy(), BOTH, "x", None), leaf(np.int32(3), path="['n']"), here=1,
                  options=("check_values=True",), values=True)  # fmt: skip
     assert again[2:] == entry[2:]
@@ -74,8 +76,9 @@ def test_only_the_processes_of_the_meshes_are_asked(left):
 
 def test_several_meshes_are_told_apart(left):
     entry = left(leaf(np.zeros(4, "f4")), leaf(np.zeros(4, "f4"), ONE), group=(0, 1), values=True)
-    assert entry.spec[:2] == (f"mesh: {BOTH.text}", f"mesh: {ONE.text}")
-    assert [line.rpartition(" on ")[2] for line in entry.spec[2:]] == ["mesh 0", "mesh 1"]
+    lines = [*map(shown_line, entry.spec)]
+    assert lines[:2] == [f"mesh: {BOTH.text}", f"mesh: {ONE.text}"]
+    assert [line.rpartition(" on ")[2] for line in lines[2:]] == ["mesh 0", "mesh 1"]
     first, second = entry.values.split("\n")
     assert first
     assert second == ""  # one process owns it all: no value of another can get in
@@ -148,12 +151,13 @@ def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkey
     entries = left(values=True, options=("check_values=True",))
     for lane in ("main", "data"):
         assert entries[lane].place == "from_host_local at a.py:1"
-        assert [" = " in line for line in entries[lane].lines] == [False] * 4 + [True]
+        assert [" = " in shown_line(line) for line in entries[lane].lines] == [False] * 4 + [True]
         beside = entries[f"{lane}, replicas on processes 0-1".removeprefix("main, ")]
-        assert [line.partition(" as ")[0] for line in beside.lines[1:]] == ["some: float32[2,2]"]
-        assert beside.lines[1].endswith(" = [0.0, 0.0, 0.0, 0.0]")
+        (line,) = map(shown_line, beside.lines[1:])
+        assert line.partition(" as ")[0] == "some: float32[2,2]"
+        assert line.endswith(" = [0.0, 0.0, 0.0, 0.0]")
     entries = left()
-    assert [" = " in line for line in entries["main"].lines] == [False] * 4
+    assert [" = " in shown_line(line) for line in entries["main"].lines] == [False] * 4
     assert entries["replicas on processes 0-1"] is None
 
 

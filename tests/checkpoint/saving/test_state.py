@@ -23,6 +23,7 @@ from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
+from shoal.runtime.failures.spec_lines import shown_line
 
 
 def spread(values, *spec, shape=(2, 4)):
@@ -106,12 +107,14 @@ def test_lines_name_what_must_be_equal():
     array = spread(np.arange(16.0).reshape(4, 4), "x")
     tree_ = {"n": 3, "s": "x" * 300, "w": np.arange(2), "d": array, "own": PerProcess(1)}
     state = read_state(tree_, 2)
-    lines = dict(line.partition(": ")[::2] for line in state_lines(state, ("step=1",), 2))
+    lines = dict(
+        line.partition(": ")[::2] for line in map(shown_line, state_lines(state, ("step=1",), 2))
+    )
     assert list(lines)[-2:] == ["no more leaves", "tree"]
     assert lines["n"] == 'int "3"'
     assert "…" in lines["s"]
-    assert lines["w"].startswith("array int64[2] = [0, 1], bits of digest ")
-    assert lines["d"].startswith("array float32[4,4], bits of digest ")
+    assert lines["w"].startswith("array int64[2] = [0, 1], digest ")
+    assert lines["d"].startswith("array float32[4,4]: values ")
     assert lines["own"] == "each process's own"
     assert "step=1" in lines
     assert '"keys": ["d", "n", "own", "s", "w"]' in lines["tree"]

@@ -7,6 +7,8 @@ import pickle
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.runtime.failures.comparison import (
     Kind,
@@ -17,6 +19,7 @@ from shoal.runtime.failures.comparison import (
     needs,
 )
 from shoal.runtime.failures.facts import CallPlace, Difference, of_json, to_json
+from shoal.runtime.failures.spec_lines import END, SpecLine, shown_line
 from shoal.runtime.system.callsite import callsite, source_at
 
 ENDED = "(nothing: it ends before)"
@@ -127,39 +130,72 @@ def test_groups_that_said_the_same_are_one_side():
     assert error.sides == {"1": (0, 1)}
 
 
+def one(path, dtype, shape="", layout="", **given):
+    return SpecLine(path=path, dtype=dtype, shape=shape, layout=layout, **given).packed
+
+
 @pytest.mark.parametrize(
     ("lines", "kind", "said"),
     [
-        (["the value: float64[8]", "the value: float64[4]"], Kind("shape"), None),
-        (["['x']: float32[4,2]", "['x']: float64[4,2]"], Kind("dtype", "['x']"), None),
-        (["['x']: float32[4]", "['x']: float64[2]"], Kind("shape", "['x']"), None),
-        (["['n']: int", "['n']: str"], Kind("dtype", "['n']"), None),
-        (["['n']: int", "['n']: float32[]"], Kind("dtype", "['n']"), None),
-        (["['a']: int", "['b']: int"], Kind("tree"), None),
-        (["['a']: int", ENDED], Kind("tree"), None),
-        (["no more leaves", "[2]: int"], Kind("tree"), None),
-        (["tree: (*)", "tree: [*]"], Kind("tree"), None),
-        (["mesh: data=2", "mesh: data=4"], Kind("layout"), None),
-        (["['w']: f4[8] as (x)", "['w']: f4[8] as (-)"], Kind("layout", "['w']"), None),
         (
-            ["the array: f4[8] as (x): values ab", "the array: f4[8] as (x): values cd"],
+            [one("the value", "float64", "[8]"), one("the value", "float64", "[4]")],
+            Kind("shape"),
+            ["float64[8]", "float64[4]"],
+        ),
+        (
+            [one("['x']", "f4", "[4,2]"), one("['x']", "f8", "[4,2]")],
+            Kind("dtype", "['x']"),
+            None,
+        ),
+        ([one("['x']", "f4", "[4]"), one("['x']", "f8", "[2]")], Kind("shape", "['x']"), None),
+        ([one("['n']", "int"), one("['n']", "str")], Kind("dtype", "['n']"), None),
+        ([one("['n']", "int"), one("['n']", "f4", "[]")], Kind("dtype", "['n']"), None),
+        ([one("['a']", "int"), one("['b']", "int")], Kind("tree"), None),
+        ([one("['a']", "int"), ENDED], Kind("tree"), None),
+        ([END, one("[2]", "int")], Kind("tree"), ["no more leaves", "[2]: int"]),
+        (
+            [SpecLine("tree", value=text).packed for text in ("(*)", "[*]")],
+            Kind("tree"),
+            ["tree: (*)", "tree: [*]"],
+        ),
+        ([SpecLine("mesh", value=f"data={n}").packed for n in (2, 4)], Kind("layout"), None),
+        (
+            [one("['w']", "f4", "[8]", dims) for dims in ("(x)", "(-)")],
+            Kind("layout", "['w']"),
+            ["['w']: f4[8] as (x)", "['w']: f4[8] as (-)"],
+        ),
+        (
+            [one("the array", "f4", "[8]", "(x)", digest=it) for it in ("ab", "cd")],
             Kind("value"),
             ["f4[8] as (x): values ab", "f4[8] as (x): values cd"],
         ),
         (
-            ["['w']: f4[8] as (x): values ab", "['w']: f4[6] as (x): values cd"],
+            [one("['w']", "f4", f"[{n}]", "(x)", digest=f"ab{n}") for n in (8, 6)],
             Kind("shape", "['w']"),
             ["['w']: f4[8] as (x)", "['w']: f4[6] as (x)"],
         ),
         (
-            ["['r']: float32[] as () = 0.1", "['r']: float32[] as () = 0.2"],
+            [one("['r']", "f4", "[]", "()", value=it) for it in ("0.1", "0.2")],
             Kind("value", "['r']"),
-            ["['r']: float32[] as () = 0.1", "['r']: float32[] as () = 0.2"],
+            ["['r']: f4[] as () = 0.1", "['r']: f4[] as () = 0.2"],
         ),
         (
-            ["['r']: float32[] as () = 0.1", "['r']: float32[2] as (-) = [0.1, 0.2]"],
+            [
+                one("['r']", "f4", "[]", "()", value="0.1"),
+                one("['r']", "f4", "[2]", "(-)", value="[0.1, 0.2]"),
+            ],
             Kind("shape", "['r']"),
-            ["['r']: float32[] as ()", "['r']: float32[2] as (-)"],
+            ["['r']: f4[] as ()", "['r']: f4[2] as (-)"],
+        ),
+        (
+            [one("n", "int", value='"1"'), one("n", "int", value='"2"')],
+            Kind("value", "n"),
+            ['n: int "1"', 'n: int "2"'],
+        ),
+        (
+            [one("x", "f4", "[1]", value="[nan]", digest=it) for it in ("ab", "cd")],
+            Kind("value", "x"),
+            ["x: f4[1] = [nan], digest ab", "x: f4[1] = [nan], digest cd"],
         ),
         (["source=0", "source=1"], Kind("value"), None),
         (["step=4", "step=5"], Kind("step"), None),
@@ -168,9 +204,18 @@ def test_groups_that_said_the_same_are_one_side():
         (["axes x=2", "axes none"], Kind("value"), None),
     ],
 )
-def test_what_differs_is_read_from_two_lines_about_a_leaf(lines, kind, said):
-    expected = said or [line.removeprefix("the value: ") for line in lines]
-    assert compare_lines(lines, ENDED) == (kind, expected)
+def test_what_differs_is_known_from_two_lines(lines, kind, said):
+    found, rows = compare_lines(lines, ENDED)
+    assert found == kind
+    assert [*map(shown_line, rows)] == (said or [*map(shown_line, lines)])
+
+
+@given(st.builds(SpecLine, st.sampled_from(["leaf", "tree", "mesh"]), *[st.text()] * 7))
+def test_a_line_is_sent_and_read_back(one):
+    clean = SpecLine(*(field.replace("\x01", "") for field in one))
+    assert SpecLine.of(clean.packed) == clean
+    cut = clean.packed[: len(clean.packed) // 2]
+    assert "\x01" not in shown_line(clean.packed) + shown_line(cut)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def lines_of_save(path, leaf, rows):
 
 def lines_of_put(path, leaf, rows):
     if leaf is None:
-        return [f"mesh: {MESH.text}"]
+        return [*trail_lines([Leaf("", ONE, rows)])][:1]
     entry = TrailEntry("put", "", trail_lines([Leaf(keyed(path), leaf, rows)]), digest(leaf))
     return [*entry.lines]
 

@@ -14,11 +14,16 @@ from shoal.runtime.barrier import barrier
 from shoal.runtime.client import trail_search
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.failures.facts import CallPlace
+from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
 from shoal.runtime.step import step
 
-SPEC = ("check_values=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
+SPEC = (
+    "check_values=True",
+    SpecLine(path="['w']", dtype="float32", shape="[8,4]", layout="(x, -)").packed,
+    SpecLine(path="['b']", dtype="float32", shape="[4]", layout="(-)").packed,
+)
 
 
 def put(coordinator, values="3f2a\n77aa", site="train.py:12 (main)", spec=SPEC, **more):
@@ -202,7 +207,7 @@ def test_the_rest_is_told_late_and_is_in_step(make_job):
     errors = [wait() for wait in first]
     errors.append(run_together(lambda: meet(job.coordinators[2], "go"))[0])
     assert [type(error) for error in errors] == [DivergenceError] * 3
-    sides = [f"{SPEC[1]}: values {p}" for p in (0, 1)]
+    sides = [f"{shown_line(SPEC[1])}: values {p}" for p in (0, 1)]
     assert errors[0].sides == errors[1].sides == {sides[0]: (0,), sides[1]: (1,)}
     assert errors[2].sides == errors[0].sides
     assert str(errors[2]).splitlines()[1:] == str(errors[0]).splitlines()[1:]

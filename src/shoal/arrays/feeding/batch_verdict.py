@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, UsageError, counted
+from shoal.runtime.failures.spec_lines import SpecLine, shown_line, with_value
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error
 from shoal.runtime.system.failure_words import departures_of, listed
 
@@ -30,7 +31,8 @@ class Status(NamedTuple):
     digests: Mapping[str, list[str]] = {}  # of rows held by several: see `Batch.digests`
     held: tuple[int, ...] = ()  # its shards; sent with the first batch
     own: str = ""  # the digest of all its rows; sent with the first batch
-    words: str = ""  # reason of a failure; number of batches before closing
+    words: str = ""  # reason of a failure
+    batches: int = 0  # taken before it was closed
 
     def pack(self) -> bytes:
         """Serialize it."""
@@ -72,7 +74,7 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     if failed:
         what = f"{batch.me}: {batch.words} is not delivered"
         raise gone_error("failed", departures_of(failed, "failed", {}), batch.me, what)
-    closed = {p: one.words for p, one in statuses.items() if one.kind == "closed"}
+    closed = {p: one.batches for p, one in statuses.items() if one.kind == "closed"}
     if batch.me.process in closed:
         return BatchVerdict(0)
     if closed:
@@ -93,13 +95,14 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     return BatchVerdict(size, leaves)
 
 
-def _closed(batch: BatchId, closed: Mapping[int, str]) -> DivergenceError:
+def _closed(batch: BatchId, closed: Mapping[int, int]) -> DivergenceError:
     sides: list[tuple[str, Any]] = [(f"asks for {batch.words}", [batch.me.process])]
-    by_count: dict[str, list[int]] = {}
+    by_count: dict[int, list[int]] = {}
     for process, count in closed.items():
         by_count.setdefault(count, []).append(process)
     sides += [
-        (f"closed its feed after {n} batch{'es' * (n != '1')}", who) for n, who in by_count.items()
+        (f"closed its feed after {counted(n, 'batch', 'batches')}", who)
+        for n, who in by_count.items()
     ]
     text = f"{batch.me}: processes asked a feed for different numbers of batches"
     return disagreement(text, sides, "all must leave the loop over a feed at the same batch")
@@ -170,7 +173,7 @@ def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
     lines = [text.split("\n") for text in sides]
     at = next((n for n, row in enumerate(zip(*lines, strict=False)) if len({*row}) > 1), -1)
     shown = [
-        (row[at] if at >= 0 else counted(len(row), "leaf", "leaves"), who)
+        (shown_line(row[at]) if at >= 0 else counted(len(row), "leaf", "leaves"), who)
         for row, who in zip(lines, sides.values(), strict=True)
     ]
     raise disagreement(f"{batch.me}: processes read different leaves for {batch.words}", shown)
@@ -189,11 +192,12 @@ def _check_values(batch: BatchId, statuses: Mapping[int, Status], leaves: str) -
             for process, digests in digests_of.items():
                 sides.setdefault(digests[number], []).append(process)
             if len(sides) > 1:
-                what = "values without dims" if "[] as " in line else "the same rows"
+                leaf = SpecLine.of(line) or SpecLine()
+                what = "values without dims" if leaf.shape == "[]" else "the same rows"
                 raise disagreement(
                     f"{batch.me}: {batch.words}: processes that hold {what} (processes "
                     f"{holders}) have read different ones",
-                    [(f"{line}: values {text}", who) for text, who in sides.items()],
+                    [(shown_line(with_value(line, text)), who) for text, who in sides.items()],
                     "local_rows says which rows each process must read; check_values=False "
                     "compares none",
                 )

@@ -141,7 +141,7 @@ class Steps:
         """See `Work.leave`."""
         prefetch.enter(MEETING)
         kind = "failed" if prefetch.why else "closed"
-        status = Status(kind, words=prefetch.why or str(prefetch.taken))
+        status = Status(kind, words=prefetch.why, batches=prefetch.taken)
         with contextlib.suppress(ShoalError):
             self._exchange(status)
 

@@ -30,6 +30,7 @@ from shoal.arrays.host.upload import upload_shards
 from shoal.errors import UsageError, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
+from shoal.runtime.failures.spec_lines import SpecLine
 from shoal.runtime.system.callsite import Caller
 
 HostArray = np.ndarray[Any, Any]
@@ -104,7 +105,7 @@ class Batch(NamedTuple):
         lines = [
             _line(one.path, one.value.shape, one.value.dtype, one.layout) for one in self.leaves
         ]
-        return "\n".join([*lines, f"tree: {nodes_text(self.treedef)}"])
+        return "\n".join([*lines, SpecLine("tree", value=nodes_text(self.treedef)).packed])
 
     def padded(self, rows: int) -> Batch:
         """Return it padded with zeros at the end, or unchanged."""
@@ -269,8 +270,9 @@ def _digest(value: HostArray, places: Sequence[int], each: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _line(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout) -> str:
-    """`['x']: float32[rows,4] as (data, -)`."""
+    """Describe a leaf; shown as `['x']: float32[rows,4] as (data, -)`."""
     sizes = ",".join(["rows", *map(str, shape[1:])] if shape else [])
     dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
     shown = dims if dims.startswith("(") else f"({dims})"
-    return f"{path}: {dtype.newbyteorder('=')}[{sizes}] as {shown}"
+    kind = str(dtype.newbyteorder("="))
+    return SpecLine(path=path, dtype=kind, shape=f"[{sizes}]", layout=shown).packed

@@ -24,6 +24,7 @@ from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call
+from shoal.runtime.failures.spec_lines import SpecLine, with_origin
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.jax_service.process_numbers import processes_of
@@ -133,10 +134,13 @@ def _lines(leaves: Sequence[Leaf], arrays: Mapping[str, jax.Array]) -> list[str]
     others = dict(arrays)
     for number, leaf in enumerate(leaves, start=len(lines) - len(leaves)):
         if (array := others.pop(leaf.path, None)) is not None:
-            lines[number] += f" from {_text(array.sharding, array.ndim, leaf.layout.mesh)}"
+            origin = _text(array.sharding, array.ndim, leaf.layout.mesh)
+            lines[number] = with_origin(lines[number], origin)
     for path, array in others.items():
         sizes = ",".join(map(str, array.shape))
-        lines.append(f"{path}: {array.dtype}[{sizes}] as {_text(array.sharding, array.ndim, None)}")
+        dims = _text(array.sharding, array.ndim, None)
+        one = SpecLine(path=path, dtype=str(array.dtype), shape=f"[{sizes}]", layout=dims)
+        lines.append(one.packed)
     return lines
 
 

@@ -111,15 +111,19 @@ def without_values(array: jax.Array) -> str:
     )
 
 
-def narrowed(value: Any) -> str:
-    """Return how JAX would narrow a value's dtype, "float64 would become float32", or ""."""
+def narrowed(value: Any) -> tuple[str, str] | None:
+    """Return a value's dtype and the narrower one that JAX would give it; None: it keeps its own.
+
+    >>> narrowed(np.float64(1)), narrowed(np.float32(1))
+    (('float64', 'float32'), None)
+    """
     if isinstance(value, jax.Array) or not isinstance(value, np.ndarray | np.generic):
-        return ""
+        return None
     if value.dtype.itemsize < _WIDE_BYTES:
-        return ""
+        return None
     own = value.dtype.newbyteorder("=")  # byte order is not a narrowing
     kept = device_dtype(own)
-    return "" if kept == own else f"{own} would become {kept}"
+    return None if kept == own else (str(own), str(kept))
 
 
 def unfit(value: Any) -> str:
@@ -129,10 +133,10 @@ def unfit(value: Any) -> str:
     """
     if why := cannot_hold(value):
         return why
-    if not (change := narrowed(value)):
+    if (change := narrowed(value)) is None:
         return ""
     if has_strict_dtypes():
-        return f"{change}; cast, or {X64}"
+        return f"{' would become '.join(change)}; cast, or {X64}"
     return "" if is_mapped(value) else _too_large(value)
 
 
@@ -145,7 +149,7 @@ def warn_of_narrowing(
       caller: the call site, of a call in another thread; None: that of this one.
     """
     changes = [
-        f"{name}: {change}"
+        f"{name}: {' becomes '.join(change)}"
         for name, value in named
         if (change := narrowed(value)) and value.dtype.kind in "fc"
     ]
@@ -155,7 +159,7 @@ def warn_of_narrowing(
     shown = [*changes[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
     where = caller or Caller.here()
     warnings.warn_explicit(
-        f"{operation}: {'; '.join(shown).replace('would become', 'becomes')} on devices (said once "
+        f"{operation}: {'; '.join(shown)} on devices (said once "
         f"per line of the program); cast, or {X64}; SHOAL_STRICT_DTYPES=1 makes it an error",
         DtypeWarning,
         *where,

@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import is_key
 from shoal.hashing import short_digest
+from shoal.runtime.failures.spec_lines import SpecLine
 
 
 def program_lines(program: Any, what: str) -> list[str]:
@@ -23,14 +24,16 @@ def program_lines(program: Any, what: str) -> list[str]:
     """
     constants: list[Any] = []
     words = "\n".join(_words_of(program, constants))
-    lines = [f"{what}'s program: values {short_digest(words.encode()).hex()}"]
+    digest_of_it = short_digest(words.encode()).hex()
+    lines = [SpecLine(path=f"{what}'s program", digest=digest_of_it).packed]
     for number, constant in enumerate(constants):
         if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
             continue
         value = np.asarray(jax.random.key_data(constant) if is_key(constant) else constant)
         shape = ",".join(map(str, value.shape))
         name = f"array {number} of those that {what} closes over"
-        lines.append(f"{name}: {value.dtype}[{shape}]: values {digest(value)}")
+        one = SpecLine(path=name, dtype=str(value.dtype), shape=f"[{shape}]", digest=digest(value))
+        lines.append(one.packed)
     return lines
 
 

@@ -18,6 +18,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.process_boxes import process_box
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.failures.spec_lines import SpecLine
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import listed
@@ -152,20 +153,19 @@ def owners_of_mesh(mesh: Mesh) -> Group:
 
 @lru_cache(maxsize=256)
 def _mesh_line(mesh: Mesh) -> str:
-    return f"mesh: {mesh.text}"
+    return SpecLine("mesh", value=mesh.text).packed
 
 
 @lru_cache(maxsize=4096)
 def _line(
     path: str, shape: tuple[int, ...], dtype: Any, layout: Layout, mesh: int, several: bool
 ) -> str:
-    """Describe a leaf and its layout; its mesh, which has a line of its own, by number.
-
-    `['w']: float32[8,4] as (x, -)`, and with several meshes `... on mesh 1`.
+    """Describe a leaf and its layout, `(x, -)`, and with several meshes `(x, -) on mesh 1`: a mesh
+    has a line of its own.
     """
     sizes = ",".join(map(str, shape))
-    on_mesh = f" on mesh {mesh}" if several else ""
-    return f"{path}: {dtype}[{sizes}] as {dims_text(layout)}{on_mesh}"
+    dims = dims_text(layout) + (f" on mesh {mesh}" if several else "")
+    return SpecLine(path=path, dtype=str(dtype), shape=f"[{sizes}]", layout=dims).packed
 
 
 def dims_text(layout: Layout) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 from jax.tree_util import treedef_is_leaf
 
+from shoal.runtime.failures.spec_lines import SpecLine
+
 _ADDRESS = re.compile(r"at 0x[0-9a-fA-F]+")
 _SET = re.compile(r"\{([^{}:]*)\}")
 
 
 def tree_lines(treedef: Any) -> tuple[str, ...]:
     """Return the line of a tree's nodes, with their static data; none for a leaf alone."""
-    return () if treedef_is_leaf(treedef) else (f"tree: {nodes_text(treedef)}",)
+    return () if treedef_is_leaf(treedef) else (SpecLine("tree", value=nodes_text(treedef)).packed,)
 
 
 def nodes_text(treedef: Any) -> str:

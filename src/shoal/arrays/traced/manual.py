@@ -40,6 +40,7 @@ from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.runtime.failures.spec_lines import SpecLine
 from shoal.tracebacks import at_caller
 
 
@@ -159,7 +160,7 @@ def _agree(
     options = [f"function: {region.name} over {axes}", *[f"result as {one}" for one in results]]
     arrays = {leaf.path: concrete(leaf.value) for leaf in leaves}
     known = {path: array for path, array in arrays.items() if array is not None}
-    options = [f"mesh: {region.mesh.text}", *options]
+    options = [SpecLine("mesh", value=region.mesh.text).packed, *options]
     agree_on_program("manual", leaves, known, options=options, nodes=lines)
 
 

@@ -22,6 +22,7 @@ from shoal.checkpoint.tree.names import ROOT
 from shoal.checkpoint.tree.nodes import branch_names
 from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError, nearest, with_article
 from shoal.plan.patterns import Selection, escaped, leaving_out
+from shoal.runtime.failures.spec_lines import SpecLine
 
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
 _MOST_LISTED, _MOST_KEPT = 50, 8
@@ -147,10 +148,10 @@ class TargetLeaf(NamedTuple):
 
     @property
     def line(self) -> str:
-        """One line to compare between processes: `w: float32[8,4] data, - @ data=8`."""
+        """One line to compare between processes: `w: float32[8,4] as data, - @ data=8`."""
         kind = f"key<{self.impl}>" if self.impl else self.dtype or "any"
         dims = "*" if self.shape is None else ",".join(map(str, self.shape))
-        return f"{self.name}: {kind}[{dims}] {self.text}".rstrip()
+        return SpecLine(path=self.name, dtype=str(kind), shape=f"[{dims}]", layout=self.text).packed
 
 
 class Wish(NamedTuple):

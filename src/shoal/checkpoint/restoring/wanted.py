@@ -270,8 +270,10 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
     value = np.empty(0, dtype)
     if why := cannot_hold(value):
         return why
-    change = "" if is_wide else narrowed(value)
-    return f"{change}; restore it to the host, cast it, or {X64}" if change else ""
+    change = None if is_wide else narrowed(value)
+    if change is None:
+        return ""
+    return f"{' would become '.join(change)}; restore it to the host, cast it, or {X64}"
 
 
 def _on_mesh(given: Any) -> Any:

@@ -24,6 +24,7 @@ from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import encode_structure
 from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.hashing import content_digest, quick_digest
+from shoal.runtime.failures.spec_lines import END, SpecLine
 from shoal.runtime.rules.deadline import Allowance
 
 
@@ -125,7 +126,7 @@ def state_lines(state: State, options: Sequence[str], num_processes: int) -> tup
     with jax.transfer_guard("allow"):
         leaves = [_line(leaf) for leaf in state.leaves]
     # A differing leaf is more informative than differing trees.
-    return (*options, *leaves, "no more leaves", f"tree: {_cut(nodes, _NODES)}")
+    return (*options, *leaves, END, SpecLine("tree", value=_cut(nodes, _NODES)).packed)
 
 
 def json_digest(value: object) -> str:
@@ -142,14 +143,16 @@ def _cut(text: str, most: int) -> str:
 def _line(leaf: StateLeaf) -> str:
     record = leaf.record
     if record.kind == "per_process":
-        return f"{record.name}: each process's own"
+        return SpecLine(path=record.name, value="each process's own").packed
     if not record.dtype:
-        return f"{record.name}: {record.kind} {_scalar(record.value)}{json_digest(record.value)}"
+        value = _scalar(record.value) + json_digest(record.value)
+        return SpecLine(path=record.name, dtype=record.kind, value=value).packed
     what = f"key<{record.impl}>" if record.impl else record.dtype
-    text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
+    shape = f"[{','.join(map(str, record.shape))}]"
+    line = SpecLine(path=record.name, kind=record.kind, dtype=what, shape=shape)
     if leaf.spread is not None:
-        return f"{text} {record.layout} ({leaf.spread.digest})"
-    return f"{text}{_value(leaf)}, bits of digest {_digest(leaf)}"
+        return line._replace(layout=f"{record.layout} ({leaf.spread.digest})").packed
+    return line._replace(value=_value(leaf), digest=_digest(leaf)).packed
 
 
 def _scalar(value: object) -> str:
@@ -168,7 +171,7 @@ def _value(leaf: StateLeaf) -> str:
     pieces = list(words_here(leaf))
     if len(pieces) != 1 or pieces[0][1].shape != shape or not pieces[0][1].size:
         return ""
-    return f" = {pieces[0][1].tolist()}"
+    return str(pieces[0][1].tolist())
 
 
 def _digest(leaf: StateLeaf) -> str:

@@ -6,11 +6,11 @@ what is different, and what a call needs to be equal, are here and nowhere else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError, with_article
+from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.system.callsite import line_of, source_at, split_site
 from shoal.runtime.system.failure_words import listed, one_line
 
@@ -21,13 +21,6 @@ _MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attribu
 _MOST_RANGES = 5  # of processes, in a row
 _SOURCE = 48  # columns of a source line
 _WHOLE = ("the value", "the array")  # paths of a tree that is one leaf
-_LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int \"1\""
-    r"(?:(?P<path>.+?): )?(?:(?:array|key) )?(?P<dtype>(?:np\.)?\w+(?:<[^>]*>)?)"
-    r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?)"
-    r"(?P<given>(?:: values| =|, bits of) (?P<value>.*))?"
-    r"| (?P<plain>.*))?",
-    re.DOTALL,
-)
 _OF_LEAVES = ("tree", "shape", "dtype", "layout")
 _SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
 _SAME_ARGUMENTS = "needs equal arguments on every process."
@@ -97,12 +90,12 @@ class Said(NamedTuple):
     """What a group of processes called, and what it gave."""
 
     processes: Sequence[int]
-    said: str = ""  # "float32[8]"; empty: the call is what differs
+    said: str = ""  # a text, or a packed line; empty: the call is what differs
     call: str = ""  # "barrier"
     name: str = ""  # of the point, if it is shown
     site: str = ""  # "train.py:3 (main)"
     groups: int = 1  # that are taken together here
-    leaf: str = ""  # the line of the leaf of which `said` shows one item: "['w']: float32[3,4]"
+    leaf: str = ""  # the line of the leaf of which `said` shows one item
 
     @property
     def where(self) -> str:
@@ -113,7 +106,7 @@ class Said(NamedTuple):
     @property
     def text(self) -> str:
         """All of it, without the processes."""
-        return ": ".join(filter(None, (self.where, self.said)))
+        return ": ".join(filter(None, (self.where, shown_line(self.said))))
 
 
 class Kind(NamedTuple):
@@ -155,7 +148,7 @@ def compared(
         lines.append(f"  {rows[0].where}{_after(source_at(rows[0].site))}")
         indent = "    "
     lines += [f"  {intro}"] if intro else []
-    shown = [row.said if is_one_call else row.text for row in rows]
+    shown = [shown_line(row.said) if is_one_call else row.text for row in rows]
     sources = ["" if is_one_call else source_at(row.site) for row in rows]
     texts = [
         f"{indent}{process_label(row.processes)}: {text}{_after(source)}"
@@ -240,38 +233,38 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
 
 
 def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
-    """Return what is different between lines about a leaf, and what each of them gave.
+    """Return what is different between lines, and what each of them gave.
 
-    >>> compare_lines(["['w']: float32[4]", "['w']: float32[8]"], "")
-    (Kind(what='shape', path="['w']"), ["['w']: float32[4]", "['w']: float32[8]"])
-    >>> compare_lines(["the value: int", "the value: int32[]"], "")
-    (Kind(what='dtype', path=''), ['int', 'int32[]'])
+    >>> leaf = SpecLine(path="the value", dtype="int")
+    >>> compare_lines([leaf.packed, leaf._replace(dtype="int32", shape="[]").packed], "")[0]
+    Kind(what='dtype', path='')
+    >>> compare_lines(["source=0", "source=1"], "")
+    (Kind(what='value', path=''), ['source=0', 'source=1'])
     """
-    leaves = [_LEAF.fullmatch(line) for line in lines]
-    if ended in lines or any(line.startswith(("tree: ", "no more ")) for line in lines):
+    found = [SpecLine.of(line) for line in lines]
+    known = [line for line in found if line is not None]
+    parts = {line.what for line in known}
+    if ended in lines or parts & {"tree", "end"}:
         return Kind("tree"), [*lines]
-    if any(line.startswith("mesh: ") for line in lines):
+    if "mesh" in parts:
         return Kind("layout"), [*lines]
     if all(line.startswith("step=") for line in lines):
         return Kind("step"), [*lines]
-    parsed = [leaf for leaf in leaves if leaf is not None]
-    if len(parsed) < len(lines) or not all(map(_is_leaf, parsed)):
+    if len(known) < len(lines):
         return Kind("value"), [*lines]
-    paths = {leaf["path"] or "" for leaf in parsed}
-    if len(paths) > 1:
+    if len({line.path for line in known}) > 1:
         return Kind("tree"), [*lines]
-    path = paths.pop()
+    path = known[0].path
     if path in _WHOLE:
-        lines = [line.removeprefix(f"{path}: ") for line in lines]
+        known = [line._replace(path="") for line in known]
         path = ""
-    are_shaped = all(leaf["shape"] is not None for leaf in parsed)
+    are_shaped = all(line.shape for line in known)
     names = ("shape", "dtype", "layout") if are_shaped else ("dtype",)
-    what = next((name for name in names if len({leaf[name] for leaf in parsed}) > 1), "value")
+    differing = [name for name in names if len({getattr(line, name) for line in known}) > 1]
+    what = differing[0] if differing else "value"
     if what != "value":
-        lines = [
-            line.removesuffix(leaf["given"] or "") for line, leaf in zip(lines, parsed, strict=True)
-        ]
-    return Kind(what, path), [*lines]
+        known = [line._replace(value="", digest="") for line in known]
+    return Kind(what, path), [line.packed for line in known]
 
 
 def shown_first(groups: Iterable[Sequence[int]], most: int) -> list[list[int]]:
@@ -286,10 +279,6 @@ def shown_first(groups: Iterable[Sequence[int]], most: int) -> list[list[int]]:
         return rows
     large = len(rows) - most // 2
     return [*rows[: most - most // 2], *rows[large:], *rows[most - most // 2 : large]]
-
-
-def _is_leaf(found: re.Match[str]) -> bool:
-    return bool(found["path"]) or found["shape"] is not None
 
 
 def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
@@ -352,28 +341,23 @@ def _side(row: Said, kind: Kind) -> DivergenceSide:
     """Return what a group gave; of a leaf, also what its line says of it."""
     from shoal.runtime.failures.facts import DivergenceSide, ProcessSet
 
-    processes, place, said = ProcessSet(row.processes), _place(row), row.said or row.where
-    found = None
-    if kind.what == "value" or kind.what in _OF_LEAVES:
-        found = _LEAF.fullmatch(row.leaf or row.said)
-    if found is None or not _is_leaf(found):
-        return DivergenceSide(processes=processes, place=place, said=_without(kind.path, said))
-    path = kind.path or found["path"] or ""
-    said = _without(path, said)
-    shape = None
-    if found["shape"] is not None:
-        sizes = filter(None, found["shape"].split(","))
-        shape = tuple(int(size) if size.isdigit() else None for size in sizes)
-    value = said if row.leaf else found["value"] or found["plain"] or ""
+    processes, place = ProcessSet(row.processes), _place(row)
+    leaf = SpecLine.of(row.leaf or row.said)
+    if leaf is None or leaf.what != "leaf":
+        said = _without(kind.path, shown_line(row.said) or row.where)
+        return DivergenceSide(processes=processes, place=place, said=said)
+    said = _without(kind.path, row.said) if row.leaf else leaf.said
+    sizes = filter(None, leaf.shape[1:-1].split(","))
+    shape = tuple(int(size) if size.isdigit() else None for size in sizes)
     return DivergenceSide(
         processes=processes,
         place=place,
         said=said,
-        path="" if kind.path else path,
-        dtype=found["dtype"],
-        shape=shape,
-        layout=(found["layout"] or "").removeprefix(" as ").strip(" :"),
-        value=value.removeprefix("digest "),
+        path="" if kind.path else leaf.path,
+        dtype=leaf.dtype,
+        shape=shape if leaf.shape else None,
+        layout=leaf.layout,
+        value=said if row.leaf else leaf.given,
     )
 
 

@@ -27,6 +27,7 @@ from shoal.runtime.failures.comparison import (
     needs,
     with_late,
 )
+from shoal.runtime.failures.spec_lines import shown_line
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
@@ -295,7 +296,7 @@ def _sides_error(
 def _digest_of(fingerprint: str) -> str:
     """Return what is known of a long specification: the number of its lines, and their digest."""
     parts = Fingerprint.parse(fingerprint)
-    return (parts.digest or "; ".join(parts.lines) if parts else "") or ENDED
+    return (parts.digest or "; ".join(map(shown_line, parts.lines)) if parts else "") or ENDED
 
 
 def operation_of(fingerprint: str) -> str:

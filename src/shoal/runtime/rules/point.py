@@ -12,6 +12,7 @@ from shoal.runtime.system.callsite import line_of
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 _MAX_TEXT = 32_768  # characters of all texts of a point
+AGO, LASTING = ", {} s ago", " for {} s"  # how last words end: with `Member.since_s`
 
 
 class Point(NamedTuple):
@@ -85,6 +86,24 @@ class Member(NamedTuple):
     def own_s(self) -> float | None:
         """The compute time of a step: `step_s` without waits for others, seconds."""
         return None if self.step_s is None else self.step_s - self.wait_s
+
+
+def aged(words: str, ending: str, seconds: float) -> str:
+    """Return last words with their age; `ending`: `AGO` or `LASTING`."""
+    return words + ending.format(f"{seconds:.1f}")
+
+
+def without_age(member: Member) -> tuple[str, str]:
+    """Return last words without the age at their end, and its form; empty: they have none.
+
+    >>> without_age(Member(0, "h", "here", "waits at 'epoch' for 3.0 s", since_s=3.01))
+    ("waits at 'epoch'", ' for {} s')
+    """
+    for ending in (AGO, LASTING):
+        age = aged("", ending, member.since_s)
+        if member.last_words.endswith(age):
+            return member.last_words.removesuffix(age), ending
+    return member.last_words, ""
 
 
 def checked(

@@ -15,7 +15,7 @@ from shoal.runtime.rules.meeting_answers import (
     SurvivorsMet,
 )
 from shoal.runtime.rules.messages import Abandoned, Beat
-from shoal.runtime.rules.point import Member, Point
+from shoal.runtime.rules.point import AGO, LASTING, Member, Point, aged
 from shoal.runtime.system.failure_words import Departure, headline_of
 
 To = TypeVar("To", bound=Hashable)
@@ -313,7 +313,7 @@ class Record(Generic[To]):
         """Return its last words: where it waits, its last call, or why it is gone."""
         if self.state in ("left", "lost", "failed"):
             words, _, when = self.activity
-            return f"{words.rstrip()}, {now - when:.1f} s ago"
+            return aged(words.rstrip(), AGO, max(0.0, now - when))
         return self._still(now) + self._where(now)
 
     def _still(self, now: float) -> str:
@@ -337,7 +337,8 @@ class Record(Generic[To]):
     def _where(self, now: float) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         waits = "; ".join(
-            f"waits at {wait.point.place} for {now - wait.since:.1f} s" for wait in self._waits()
+            aged(f"waits at {wait.point.place}", LASTING, now - wait.since)
+            for wait in self._waits()
         )
         if waits:
             return step + waits
@@ -345,7 +346,7 @@ class Record(Generic[To]):
         text = f"{words} {place}".strip()
         if text.startswith(step.removesuffix(", ")):
             step = ""  # they are words of its own about the step
-        return f"{step}{text}, {now - since:.1f} s ago"
+        return aged(f"{step}{text}", AGO, max(0.0, now - since))
 
     def member(self, now: float) -> Member:
         """Return its state."""

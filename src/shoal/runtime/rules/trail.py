@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from shoal.errors import DivergenceError
 from shoal.hashing import call_digest, short_digest
+from shoal.runtime.failures.spec_lines import with_value
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import (
     UNKNOWN,
@@ -63,12 +64,7 @@ class TrailEntry(NamedTuple):
         """The specification, with values where known: themselves if they are few, or a digest."""
         values = self.values.split("\n") if self.values else []
         first = len(self.spec) - len(values)
-        ends = [
-            f" {value}" if value.startswith("= ") else f": values {value}" if value else ""
-            for value in values
-        ]
-        leaves = zip(self.spec[first:], ends, strict=True)
-        return [*self.spec[:first], *(f"{line}{value}" for line, value in leaves)]
+        return [*self.spec[:first], *map(with_value, self.spec[first:], values)]
 
     def chained(self, before: bytes) -> bytes:
         """Return the digest of the chain up to this call, given that before it."""
