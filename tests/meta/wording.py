@@ -138,7 +138,7 @@ def _readings(tree: Tree) -> Iterator[Reading]:
                 if isinstance(node.iter, ast.Name) and node.iter.id in known:
                     known[node.target.id] = known[node.iter.id]
         for node in nodes(module):
-            for sought, is_regex in _sought(node):
+            for sought, is_regex in looked_for(node):
                 for text, name in _texts(sought, known):
                     pieces = _pieces(text) if is_regex else [text]
                     for piece in pieces:
@@ -147,7 +147,7 @@ def _readings(tree: Tree) -> Iterator[Reading]:
                             yield Reading(file, sought.lineno, piece, name)
 
 
-def _sought(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+def looked_for(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
     """Yield the expressions of which a node looks for the value in a text."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
         owner, method = node.func.value, node.func.attr
@@ -227,7 +227,7 @@ def _made(tree: Tree) -> dict[tuple[str, int], str]:
         module = parse(source)
         skipped = set(docstring_nodes(module))
         for node in nodes(module):
-            for sought, _ in _sought(node):
+            for sought, _ in looked_for(node):
                 skipped.update(id(one) for one in ast.walk(sought))
             if isinstance(node, ast.Assign) and node in module.body:
                 if isinstance(node.value, ast.Constant | ast.Tuple):
