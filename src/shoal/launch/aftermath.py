@@ -46,7 +46,7 @@ from shoal.runtime.failures.headline import (
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import headline_of, listed
+from shoal.runtime.system.failure_words import headline_of, listed, one_line
 
 # Of the interpreter; of C++, as printed by absl and the standard library.
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
@@ -149,7 +149,8 @@ class EndedJob(NamedTuple):
             last_met = place
         words = cause.words
         if cause.kind not in SHARED and (raised := _thread_of(ending)) is not None:
-            said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"[:_SAID]
+            said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"
+            said = one_line(said, _SAID)
             words = (f"{said}.", *words)
         return dataclasses.replace(
             cause,
@@ -416,7 +417,7 @@ def _other(ending: Ending) -> Others:
         return Others(processes=none, state="running", ended_by=name, joined_by_jax=is_deaf)
     if record is not None and record.cause.error is not None and record.cause.kind != "exit":
         then = "" if record.because_of is None else "then "
-        words = f"{then}{raised_words(record.cause)}"[:_SAID]
+        words = one_line(f"{then}{raised_words(record.cause)}", _SAID)
     elif ending.code < 0:
         words = f"was killed by {signal_name(-ending.code)}"
     else:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.runtime.failures.shortening import (
     breaks,
@@ -16,6 +20,7 @@ from shoal.runtime.failures.shortening import (
     values_from_difference,
     without_secrets,
 )
+from shoal.runtime.system.failure_words import one_line
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,38 @@ def test_words_of_a_message_stay_whole_and_a_mark_hides_more_than_it_takes():
     assert tail == message[-78:].strip()
     message = "jit's " * 53 + "done"
     assert message_parts(message, None, is_whole=False) == ([message], "", "")
+
+
+WORDS = st.lists(st.text("abcdé日", min_size=1, max_size=60), min_size=1, max_size=30).map(" ".join)
+
+
+@given(WORDS, st.integers(0, 200), st.sampled_from(["…", "..."]))
+def test_a_cut_is_between_words_and_its_mark_is_shorter_than_what_it_hides(text, limit, dots):
+    short = shortened(text, limit, dots)
+    if short == text or limit < 8:
+        return
+    mark = re.search(rf"{re.escape(dots)}( [\d,]+ characters {re.escape(dots)})?", short)
+    head, tail = short[: mark.start()], short[mark.end() :]
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    hidden = text[len(head) : len(text) - len(tail)]
+    assert columns(mark[0]) <= columns(hidden)
+    assert mark[1] is None or mark[1].startswith(f" {len(hidden):,} ")
+    for at, is_outer in ((len(head), " " not in head), (len(text) - len(tail), " " not in tail)):
+        if text[:at] and text[at:] and " " not in text[at - 1 : at + 1]:
+            word = (text[:at].rpartition(" ")[2]) + text[at:].partition(" ")[0]
+            assert is_outer or len(word) > 40
+
+
+@given(WORDS, st.integers(8, 200))
+def test_a_line_is_cut_between_words(text, limit):
+    short = one_line(text, limit)
+    assert len(short) <= limit
+    if short != text:
+        kept = short.removesuffix("...")
+        word = kept.rpartition(" ")[2] + text[len(kept) :].partition(" ")[0]
+        assert text.startswith(kept)
+        assert text[len(kept) :].startswith(" ") or " " not in kept or len(word) > 40
 
 
 def test_what_fits_is_not_cut():

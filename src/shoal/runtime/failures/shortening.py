@@ -166,8 +166,11 @@ def fitting(text: str, start: int, limit: int) -> int:
 def shortened(text: str, limit: int, dots: str = "…") -> str:
     """Return a text of at most `limit` columns: cut in the middle, with what is missing.
 
-    The mark is the dots alone where little is missing: it would hide more than it counts.
+    The mark is the dots alone where little is missing: it would hide more than it counts. Words
+    stay whole, but for a long one, and the first and the last.
 
+    >>> shortened("process 1 cannot complete: process 0 left the job", 40)
+    'process 1 cannot … 0 left the job'
     >>> shortened("/data/" + "x" * 2000 + "-0001", 48)
     '/data/xxxxxxxx… 1,983 characters …xxxxxxxxx-0001'
     >>> shortened("main.<locals>.train_step.<locals>.loss_fn", 38)
@@ -179,7 +182,9 @@ def shortened(text: str, limit: int, dots: str = "…") -> str:
     if limit < columns(note) + 16 or columns(text) - limit < columns(note) + _LEAST_GAIN:
         note = dots
     room = max(0, limit - columns(note))
-    head, tail = beginning(text, room - room // 2), ending(text, room // 2)
+    end, _ = _cut_between_words(text, fitting(text, 0, room - room // 2))
+    _, start = _cut_between_words(text, len(text) - len(ending(text, room // 2)))
+    head, tail = text[:end], text[start:]
     if note != dots:
         note = f"{dots} {len(text) - len(head) - len(tail):,} characters {dots}"
     return beginning(f"{head}{note}{tail}", limit)

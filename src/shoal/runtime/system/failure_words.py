@@ -17,6 +17,7 @@ from shoal.runtime.system.callsite import site_of
 from shoal.tracebacks import is_installed, is_ours
 
 _MAX_LINE = 800  # characters of a headline
+_MOST_WORD = 40  # characters of a word that is not cut
 _MAX_SAID = 200  # of the message in it
 _MAX_PLACE = 160
 _MAX_TEXT = 32 << 10  # characters of a traceback
@@ -248,9 +249,19 @@ def particulars_of(words: str) -> str:
 
 
 def one_line(text: str, limit: int = _MAX_LINE) -> str:
-    """Return an untrusted text as one printable line of bounded length."""
-    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1]).rstrip()
-    return line if len(text) <= limit else line[: limit - 3].rstrip() + "..."
+    """Return an untrusted text as one printable line of bounded length; short words stay whole.
+
+    >>> one_line("no space left on the device", 20)
+    'no space left on...'
+    """
+    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    if len(text) <= limit:
+        return line.rstrip()
+    end = limit - 3
+    space = line.rfind(" ", 0, end + 1)
+    if max(0, end - _MOST_WORD - 1) < space and line[:space].strip():
+        end = space
+    return line[:end].rstrip() + "..."
 
 
 def listed(processes: Iterable[int], most: int | None = None) -> str:
