@@ -461,11 +461,8 @@ class _Loops:
         if instruction is None:
             return None
         if instruction.opcode == "constant":
-            return (
-                _Sum(None, int(instruction.inside))
-                if instruction.inside.lstrip("-").isdigit()
-                else None
-            )
+            text = instruction.inside
+            return _Sum(None, int(text)) if text.lstrip("-").isdigit() else None
         if instruction.opcode in _PASSED_ON and len(instruction.operands) == 1:
             return self._sum(instruction.operands[0])
         if instruction.opcode == "get-tuple-element":
@@ -504,4 +501,6 @@ class _Loops:
             return None if number is None else number.constant
         outer = self.of_body.get(loop.computation)
         found = None if outer is None else self._progress(outer, number)
-        return found.first if found is not None and found.step == 0 else None
+        if found is None or found.step != 0:
+            return None
+        return found.first

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +133,11 @@ def _check(
     mesh = mesh_of("cost", mesh)
     problems: list[str] = []
     problems += not_one_of("collective", collective, COLLECTIVES)
-    names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()
+    names: tuple[Any, ...] = ()
+    if isinstance(axis, str):
+        names = (axis,)
+    elif isinstance(axis, Sequence):
+        names = tuple(axis)
     if not names or not all(isinstance(name, str) for name in names):
         problems.append(f"axis={axis!r} must be the name of an axis, or several names")
     for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.arguments import as_integer, check_kind, integer
 from shoal.colour import local
@@ -15,6 +15,7 @@ from shoal.plan.notation import mesh_text
 from shoal.plan.notation.words import Words, quote
 
 Dim = None | str | tuple[str, ...]
+Axis = TypeVar("Axis", str, int)  # by name, or by number
 
 REDUCTIONS = ("sum", "prod", "min", "max", "mean")
 
@@ -96,7 +97,7 @@ class Layout:
     @property
     def dims(self) -> tuple[Dim, ...]:
         """For each dim `None`, an axis, or a tuple of two or more axes."""
-        return tuple(dim if len(dim) > 1 else dim[0] if dim else None for dim in self._dims)
+        return tuple(map(dim_of, self._dims))
 
     @property
     def axes_of_dims(self) -> tuple[tuple[str, ...], ...]:
@@ -197,7 +198,7 @@ class Layout:
     def _dims_text(self) -> str:
         dims = ", ".join("+".join(map(quote, dim)) or "-" for dim in self._dims) or "()"
         partial = ", ".join(f"{reduction} over {quote(axis)}" for axis, reduction in self._partial)
-        return f"{dims}{' | ' + partial if partial else ''}"
+        return f"{dims} | {partial}" if partial else dims
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -217,7 +218,8 @@ class Layout:
     def __repr__(self) -> str:
         mesh = self._mesh  # its text lists ids and processes: do they fit on a line?
         is_short = mesh.is_iota and (mesh.size <= 64 or len(mesh.process_indices) == 1)
-        return f"Layout({self._dims_text()} @ {mesh.text if is_short else repr(mesh)})"
+        shown = mesh.text if is_short else repr(mesh)
+        return f"Layout({self._dims_text()} @ {shown})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -243,6 +245,17 @@ class Layout:
 
 def _check_rank(what: str, rank: object, least: int) -> int:
     return integer(f"Layout.{what}", "rank", rank, least=least)
+
+
+def dim_of(axes: Sequence[Axis]) -> Axis | tuple[Axis, ...] | None:
+    """Return the axes that split a dim as users write it: None, the only axis, or several.
+
+    >>> dim_of([]), dim_of(["data"]), dim_of(["data", "model"])
+    (None, 'data', ('data', 'model'))
+    """
+    if not axes:
+        return None
+    return axes[0] if len(axes) == 1 else tuple(axes)
 
 
 def shard_of(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
@@ -330,7 +343,7 @@ def _read_dims(words: Words) -> list[Dim]:
             axes = [words.name()]
             while words.skip("+"):
                 axes.append(words.name())
-            dims.append(tuple(axes) if len(axes) > 1 else axes[0])
+            dims.append(dim_of(axes))
         if not words.skip(","):
             return dims
 

@@ -36,7 +36,11 @@ class Selection:
             return
         self._out = {text: taken(text[1:], known) for text in patterns if self._leaves_out(text)}
         self._in = {text: taken(text, known) for text in patterns if text not in self._out}
-        chosen = set().union(*self._in.values()) if self._in else {*known} if self._out else set()
+        chosen: set[str] = set()
+        if self._in:
+            chosen = chosen.union(*self._in.values())
+        elif self._out:
+            chosen = {*known}
         self.names = frozenset(chosen.difference(*self._out.values()))
 
     def _leaves_out(self, text: str) -> bool:
@@ -49,7 +53,9 @@ class Selection:
         """
         gone = frozenset(names)
         left = [text for text, matched in self._in.items() if not matched <= gone]
-        return None if self._in and not left else [*left, *self._out]
+        if self._in and not left:
+            return None
+        return [*left, *self._out]
 
     def idle(self) -> list[str]:
         """Return a line for each pattern that takes nothing: why, and what may have been meant."""
@@ -59,7 +65,8 @@ class Selection:
                 sign = "!" if text in self._out else ""
                 is_guessed = len(lines) < _MOST_GUESSED
                 meant = near(text.removeprefix(sign), self._known, sign) if is_guessed else ""
-                lines.append(f"{text!r} {'leaves out' if sign else 'takes'} no leaf{meant}")
+                verb = "leaves out" if sign else "takes"
+                lines.append(f"{text!r} {verb} no leaf{meant}")
         for text, matched in self._in.items():
             if matched and self.names.isdisjoint(matched):
                 others = " and ".join(
@@ -220,6 +227,7 @@ def _character(token: str) -> str:
     if len(token) == 1:
         return re.escape(token)
     inner = token[1:-1]
-    sign = "^" if inner.startswith("!") and len(inner) > 1 else ""
+    is_negated = inner.startswith("!") and len(inner) > 1
+    sign = "^" if is_negated else ""
     body = "".join(c if c == "-" else re.escape(c) for c in inner[len(sign) :])
     return f"(?!/)[{sign}{body}]"  # otherwise [!a] would match "/", and so would [+-9]

@@ -94,7 +94,8 @@ def _parts(layout: Layout) -> dict[int, _Part]:
     if problems:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
         counts = {len(rows) for rows in _positions(layout.mesh).values()}
-        raise UsageError(f"{problems[0]}{more}; {_ADVICE if len(counts) == 1 else _UNEVEN}")
+        advice = _ADVICE if len(counts) == 1 else _UNEVEN
+        raise UsageError(f"{problems[0]}{more}; {advice}")
     return parts
 
 

@@ -20,7 +20,7 @@ from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec, op_sharding
 from shoal.errors import UsageError
 from shoal.plan import mesh as plan_mesh
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, dim_of
 from shoal.plan.placement import place
 from shoal.plan.topology import from_devices
 from shoal.runtime import process
@@ -285,8 +285,7 @@ def spec_of_layout(layout: Layout) -> tuple[Any, ...]:
     if names != _invented(len(names)):
         return layout.dims
     number = {name: index for index, name in enumerate(names)}
-    specs = [tuple(number[axis] for axis in axes) for axes in layout.axes_of_dims]
-    return tuple(spec if len(spec) > 1 else spec[0] if spec else None for spec in specs)
+    return tuple(dim_of([number[axis] for axis in axes]) for axes in layout.axes_of_dims)
 
 
 # ---- Meshes of slices over a slower network, in the order of torch_xla's `HybridMesh`.

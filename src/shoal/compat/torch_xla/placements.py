@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.colour import local
 from shoal.compat.torch_xla.errors import NoMeaningHere, NoSuchDim, SpmdError
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, dim_of
 
 __all__ = ["Replicate", "Shard", "placements_of", "spec_of_placements"]
 
@@ -86,7 +86,7 @@ def spec_of_placements(placements: Iterable[Any], rank: int) -> tuple[Any, ...]:
         dim = _split_dim(placement, rank)
         if dim is not None:
             axes[dim].append(number)
-    return tuple(tuple(dim) if len(dim) > 1 else dim[0] if dim else None for dim in axes)
+    return tuple(map(dim_of, axes))
 
 
 def _split_dim(placement: Any, rank: int) -> int | None:

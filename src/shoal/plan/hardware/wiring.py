@@ -194,7 +194,9 @@ class Torus(Topology):
         host = self._host(shape, known, problems)
         if len(wrap) != rank:
             problems.append(f"wrap={wrap} must have one entry for each dim of {text_of(shape)}")
-        cores = self.cores if self.cores is not None else known.cores if known else 1
+        cores = self.cores
+        if cores is None:
+            cores = known.cores if known else 1
         (cores,) = sizes_of((cores,), "cores", problems) or (1,)
         origin = origin_of(self.origin, rank, problems)
         if not isinstance(self.kind, str):

@@ -24,9 +24,9 @@ def sizes_of(
     given: object, name: str, problems: list[str], *, rank: int | None = None
 ) -> tuple[int, ...]:
     """Return validated sizes; () if they are invalid."""
-    values = (
-        tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    )
+    values: tuple[object, ...] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        values = tuple(given)
     sizes = tuple(whole for value in values if (whole := as_integer(value)) is not None)
     if len(sizes) < len(values):
         wrong = next(value for value in values if as_integer(value) is None)

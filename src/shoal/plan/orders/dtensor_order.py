@@ -64,7 +64,12 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
     dims = 1 - len(sizes) if rings.dims is None else rings.dims
     if not isinstance(dims, int):
         raise UsageTypeError(f"DTensor's rings: dims={dims!r} must be a whole number of axes")
-    size = math.prod(sizes[:dims] if dims > 0 else sizes[dims:] if dims else ())
+    in_ring: Sequence[int] = ()
+    if dims > 0:
+        in_ring = sizes[:dims]
+    elif dims < 0:
+        in_ring = sizes[dims:]
+    size = math.prod(in_ring)
     bounds = tuple(rings.bounds or whole)
     host = _host(whole, rings)
     raise_all("DTensor's rings", _problems(rings, sizes, dims, whole, bounds, host))

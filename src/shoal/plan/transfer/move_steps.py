@@ -37,7 +37,8 @@ class Step(NamedTuple):
             "reduce_scatter": f"dim {self.dim}",
             "all_to_all": f"dim {self.dim} → dim {self.to_dim}",
         }
-        return f"{self.kind}{over}{' of ' + dims[self.kind] if self.kind in dims else ''}"
+        of = f" of {dims[self.kind]}" if self.kind in dims else ""
+        return f"{self.kind}{over}{of}"
 
 
 def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArray:

@@ -74,8 +74,9 @@ def _slices(topology: Topology) -> IntArray:
     """Return the slice of each cell; of hosts behind switches, the switch."""
     if isinstance(topology, Slices):
         return np.repeat(np.arange(len(topology.slices)), [s.num_devices for s in topology.slices])
-    hosts = topology.switch if isinstance(topology, Hosts) and topology.switch else None
-    group = topology.num_devices if hosts is None else hosts * topology.grid[-1]
+    group = topology.num_devices
+    if isinstance(topology, Hosts) and topology.switch:
+        group = topology.switch * topology.grid[-1]
     return np.arange(topology.num_devices) // max(group, 1)
 
 

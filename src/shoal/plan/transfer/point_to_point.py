@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
-from shoal.errors import UsageError
+from shoal.errors import UsageError, counted
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.shards import Box
@@ -115,10 +115,10 @@ class PointToPoint:
 
     def __repr__(self) -> str:
         return (
-            f"PointToPoint({_counted(self.num_sends, 'send')} in "
-            f"{_counted(self.num_rounds, 'round')}, {self.total_bytes:,} B; "
-            f"{_counted(len(self.hosts), 'device')} on "
-            f"{_counted(len(self.host_bytes), 'process', 'es')})"
+            f"PointToPoint({counted(self.num_sends, 'send')} in "
+            f"{counted(self.num_rounds, 'round')}, {self.total_bytes:,} B; "
+            f"{counted(len(self.hosts), 'device')} on "
+            f"{counted(len(self.host_bytes), 'process', 'processes')})"
         )
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class PointToPoint:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
         if self.num_rounds > _MOST_ROWS:
-            lines.append(f"and {_counted(self.num_rounds - _MOST_ROWS, 'round')} more")
+            lines.append(f"and {counted(self.num_rounds - _MOST_ROWS, 'round')} more")
         return "\n".join([repr(self), *(lines if self.rounds else ())])
 
 
@@ -249,10 +249,6 @@ def _keeps(pieces: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
     sizes = (pieces.elements_of(cells[order]) * item_bytes).tolist()
     boxes = map(pieces.box_of, cells[order].tolist())
     return tuple(map(KeptBox, devices[order].tolist(), boxes, sizes))
-
-
-def _counted(count: int, what: str, ending: str = "s") -> str:
-    return f"{count} {what}{'' if count == 1 else ending}"
 
 
 # Fan-out: each piece enters a host once, and is then passed on inside it.
