@@ -18,7 +18,7 @@ from shoal.draw.media.svg import picture_svg
 from shoal.draw.media.terminal import to_text
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.ribbons import draw_traffic
-from shoal.errors import UsageError, UsageTypeError, with_article
+from shoal.errors import UsageError, UsageTypeError, counted, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.notation.words import quote
@@ -97,7 +97,8 @@ def _no_placement(x: Any) -> str:
     kind, text = type(x).__name__, repr(x)
     if "Tracer" in kind:  # under `grad` its text contains all values
         return f"describe: {x.aval} is a value inside jit: the compiler has not placed it yet"
-    shown = text if len(text) <= 60 and "\n" not in text else with_article(kind)
+    is_short = len(text) <= 60 and "\n" not in text
+    shown = text if is_short else with_article(kind)
     return (
         "describe takes arrays on devices, a Layout, a NamedSharding, a Mesh, or a tree of arrays "
         f"on devices or of layouts, not {shown}"
@@ -194,8 +195,7 @@ def draw_tree(leaves: Sequence[Placed]) -> Picture:
     if len(rows) > _MOST_ROWS:
         notes.append(f"{_MOST_ROWS - 1} of {len(rows)} rows are shown")
     on = " and ".join(_axes(mesh) for mesh in meshes) or "no mesh"
-    count = len(leaves)
-    return Picture(f"{count} {'leaf' if count == 1 else 'leaves'} on {on}", [panel], notes)
+    return Picture(f"{counted(len(leaves), 'leaf', 'leaves')} on {on}", [panel], notes)
 
 
 def _row(group: Sequence[Placed], colours: dict[str, int]) -> tuple[str, list[Cell]]:

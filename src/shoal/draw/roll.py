@@ -122,7 +122,9 @@ class Row(NamedTuple):
 def _notability(row: Row) -> tuple[object, ...]:
     """Sort key: lost and silent processes first, then the slow, the late and the stuck."""
     first = row.first
-    slow = row.slowness if row.slowness is not None and row.slowness >= SLOW else 0.0
+    slow = 0.0
+    if row.slowness is not None and row.slowness >= SLOW:
+        slow = row.slowness
     step = -1 if first.step is None else first.step
     urgency = _URGENCY.get(first.state, 0)
     since_s = 0.0 if row.is_majority else row.since_s
@@ -175,7 +177,9 @@ def _scene(member: Member) -> tuple[object, ...]:
 
 def slowness_of(member: Member, median_s: float | None) -> float | None:
     """Return the compute time of a step as a multiple of the median; None if unknown."""
-    return member.own_s / median_s if median_s and member.own_s is not None else None
+    if not median_s or member.own_s is None:
+        return None
+    return member.own_s / median_s
 
 
 def standing(member: Member) -> str:
@@ -183,7 +187,7 @@ def standing(member: Member) -> str:
     if member.state in GONE or not member.place:
         words, _ = without_age(member)  # which has a column of its own
         return headline_of(words)
-    place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
+    place = f"waits at {member.place}" if member.is_waiting else f"last at {member.place}"
     first = member.last_words.partition("; ")[0]
     is_still = member.state == "silent" or first.startswith(NO_PROGRESS)
     return f"{first}; {place}" if is_still else place
@@ -229,7 +233,7 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
     count = len(roll.members)
     text = Text(f"{count} process{'es' * (count != 1)} at {roll.address}", style="bold")
     if hosts:
-        text.append(f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} hosts'}")
+        text.append(f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts")
     text.append(": ")
     for number, (state, size) in enumerate(roll.counts.items()):
         text.append(", " if number else "")
@@ -271,6 +275,11 @@ def _cells(row: Row) -> dict[str, Text]:
     """Return the text of each column."""
     first, is_gone = row.first, row.first.state in GONE
     hosts = {member.host for member in row.members}
+    since, memory = "", ""
+    if is_gone or first.place:
+        since = in_seconds(row.since_s)
+    if row.memory_bytes and not is_gone:
+        memory = in_bytes(row.memory_bytes)
     return {
         "rank": Text(_processes(row.members)),
         "host": Text(first.host if len(hosts) == 1 else f"{len(hosts)} hosts"),
@@ -278,8 +287,8 @@ def _cells(row: Row) -> dict[str, Text]:
         "step": Text("" if first.step is None else str(first.step)),
         "compute time": _pace(row),
         "where": Text(standing(first)),
-        "since": Text(in_seconds(row.since_s) if is_gone or first.place else ""),
-        "memory": Text("" if is_gone or not row.memory_bytes else in_bytes(row.memory_bytes)),
+        "since": Text(since),
+        "memory": Text(memory),
     }
 
 

@@ -117,7 +117,9 @@ class _Drawing:
         panels = range(len(self.panels))
         links = tuple(link for panel in panels for link in self._links(panel))
         # A group: the devices along the last axis of more than one position, as in `_device`.
-        num_groups = self.mesh.size // self.axes[self.last].size if self.axes and self.mesh else 0
+        num_groups = 0
+        if self.axes and self.mesh:
+            num_groups = self.mesh.size // self.axes[self.last].size
         return Scene(
             title=self.topology.text,
             subtitle=self._subtitle(),
@@ -366,8 +368,10 @@ def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Gr
     inside, hops = size - crossings, counted(size - crossings, "hop")
     if not boxes[0].rank:
         has_hosts = any(len(np.unique(box.processes[box.ids >= 0])) > 1 for box in boxes)
-        leaving = f", {crossings} between hosts" if crossings else ", all within a host"
-        return f"{counted(size, 'hop')}{leaving if has_hosts else ''}"
+        if not has_hosts:
+            return counted(size, "hop")
+        leaving = f"{crossings} between hosts" if crossings else "all within a host"
+        return f"{counted(size, 'hop')}, {leaving}"
     leaving = f"; {crossings} between slices" if crossings else ""
     if not inside:
         return f"{counted(size, 'hop')}, all between slices"
@@ -409,7 +413,8 @@ def ways_round(start: Standing, end: Standing, box: Ground) -> tuple[int, int, i
         start.coords, end.coords, box.sizes, box.wraps, strict=True
     ):
         apart = abs(stop - begin)
-        found.append(int(math.copysign(1, begin - stop)) if wraps and size < 2 * apart else 0)
+        is_shorter_round = wraps and size < 2 * apart
+        found.append(int(math.copysign(1, begin - stop)) if is_shorter_round else 0)
     return tuple(found)  # type: ignore[return-value]
 
 

@@ -197,7 +197,9 @@ def _of_hosts(hosts: Hosts) -> Ground:
 def _in_lines(topology: Topology, shape: Sizes, in_line: int) -> tuple[IntArray, IntArray]:
     """Lay out planes of blocks of devices, `blocks` per line; single devices fill lines."""
     planes, blocks, devices = shape
-    in_line = min(blocks, _LINE if devices == 1 and planes == 1 else in_line)
+    if devices == 1 and planes == 1:
+        in_line = _LINE
+    in_line = min(blocks, in_line)
     rows = math.ceil(blocks / in_line)
     found = []
     for values in (topology.device_ids, topology.processes):

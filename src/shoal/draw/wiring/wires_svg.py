@@ -65,7 +65,8 @@ def chip_title(scene: Scene, chip: Chip) -> str:
     """Return the facts about a chip, one line per device."""
     place = f" at ({', '.join(map(str, chip.coords))})" if chip.coords else ""
     section = scene.sections[scene.panels[chip.panel].section]
-    lines = [f"{scene.unit}{place}{f' of {section}' if section else ''}"]
+    of = f" of {section}" if section else ""
+    lines = [f"{scene.unit}{place}{of}"]
     for device in chip.devices:
         names = (axis.name for axis in scene.axes)
         at = " ".join(f"{quote(n)}={i}" for n, i in zip(names, device.position, strict=False))

@@ -69,7 +69,8 @@ def _signs(scene: Scene, has_ids: bool, has_colours: bool) -> Iterator[str]:
         ring = f"same ring of {quote(busiest.name)}, {scene.num_groups} in all"
         again = not has_ids and scene.num_groups > len(_LETTERS)
         repeat = f"; letters repeat after {len(_LETTERS)}" if again else ""
-        yield f"same {'colour' if has_ids else 'letter'}: {ring}{repeat}"
+        sign = "colour" if has_ids else "letter"
+        yield f"same {sign}: {ring}{repeat}"
     if scene.hosts and has_ids:
         yield "frame: the chips of one host" if scene.unit == "chip" else "frame: a host"
     if any(True in panel.wraps for panel in scene.panels):
@@ -124,7 +125,9 @@ class _Frame:
         row -= self.shown.rows[row] is None
         column -= self.shown.columns[column] is None
         chip = self.chips.get((row, column))
-        return None if chip is None else chip.devices[0].process if self.has_hosts else -1
+        if chip is None:
+            return None
+        return chip.devices[0].process if self.has_hosts else -1
 
     def _lines(self, rows: range, columns: range, *, turned: bool) -> dict[int, set[int]]:
         """Return the lines to draw between columns, and their rows."""
@@ -149,8 +152,9 @@ class _Frame:
 
     def _rule(self, row: int) -> str:
         """Return a line between rows."""
-        here, edge = self.down[row], row in (0, len(self.rows))
-        sign = "╌" if edge and self.wraps[1] else "─"
+        here = self.down[row]
+        is_linked_edge = self.wraps[1] and row in (0, len(self.rows))
+        sign = "╌" if is_linked_edge else "─"
         parts = []
         for column in (*self.columns, len(self.columns)):
             if column in self.across:
@@ -165,8 +169,8 @@ class _Frame:
         line = Text()
         for column in (*self.columns, len(self.columns)):
             if column in self.across:
-                edge = column in (0, len(self.columns))
-                sign = "┆" if edge and self.wraps[0] else "│"
+                is_linked_edge = self.wraps[0] and column in (0, len(self.columns))
+                sign = "┆" if is_linked_edge else "│"
                 line.append(sign if row in self.across[column] else " ")
             if column in self.columns:
                 chip = self.chips.get((row, column))
