@@ -128,9 +128,10 @@ def seconds(name: str, value: object, problems: list[str], *, is_finite: bool = 
     number = as_number(value)
     if number is None:
         problems.append(WrongType(f"{name}={shown(value)} must be a number of seconds"))
-    elif not number > 0 or (is_finite and number == math.inf):
-        finite = " and finite" if is_finite and number > 0 else ""
-        problems.append(f"{name}={shown(value)} must be a positive{finite} number of seconds")
+    elif not number > 0:
+        problems.append(f"{name}={shown(value)} must be a positive number of seconds")
+    elif is_finite and number == math.inf:
+        problems.append(f"{name}={shown(value)} must be a positive and finite number of seconds")
     else:
         return number
     return math.nan

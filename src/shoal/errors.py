@@ -402,7 +402,9 @@ def with_article(noun: str) -> str:
     sounds_like_you = ("uni", "uint", "use", "utf", "uu")
     word = noun.lower()
     is_vowel = word.startswith(("a", "e", "i", "o", "u", "nd"))
-    return f"{'an' if is_vowel and not word.startswith(sounds_like_you) else 'a'} {noun}"
+    if is_vowel and not word.startswith(sounds_like_you):
+        return f"an {noun}"
+    return f"a {noun}"
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

@@ -210,9 +210,9 @@ def _path_of_file(text: str, rest: str, prefix: str) -> str:
 
 def _no_address(text: str, scheme: str) -> str:
     """Return why this is not a path, and what to write instead."""
+    instead = ", write gs://" if scheme.lower() == "gcs" else ""
     return (
-        f"{scheme}:// is not supported here"
-        f"{', write gs://' if scheme.lower() == 'gcs' else ''}\n"
+        f"{scheme}:// is not supported here{instead}\n"
         "pass a path that all processes share, such as /shared/run; a checkpoint may be in a "
         "bucket, too (s3://, gs://, az://) "
         f"(for a local directory with this name, pass {'./' + text!r})"

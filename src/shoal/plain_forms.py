@@ -99,7 +99,9 @@ def advice(value: Any, verb: str, done: str, *, can_register: bool = False) -> s
     """
     form = plain_form(value)
     if form or not callable(value):
-        words = form if not form or form.startswith(_LEFT_OUT) else f"{verb} {form}"
+        words = form
+        if form and not form.startswith(_LEFT_OUT):
+            words = f"{verb} {form}"
         is_open = can_register and form == _AS_DICT
         return f"decorate it with @{_REGISTER}, or {words}" if is_open else words
     if str(getattr(value, "__module__", "")).partition(".")[0] == "optax":
@@ -142,7 +144,9 @@ def array_form(value: Any) -> str:
     if words in _ARRAYS:
         return words
     is_text = isinstance(value, str | bytes | bytearray | memoryview | UserString)
-    return "np.asarray(…) of it" if isinstance(value, Sequence | deque) and not is_text else ""
+    if isinstance(value, Sequence | deque) and not is_text:
+        return "np.asarray(…) of it"
+    return ""
 
 
 # By type, the first that fits.
