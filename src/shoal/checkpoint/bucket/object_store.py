@@ -549,8 +549,9 @@ class ObjectStore:
         now: float,
     ) -> Attempt:
         pending = infos.get(pending_name(attempt))
-        is_live = pending is not None and attempt not in found.ended
-        age_s = now - pending.modified_s if pending is not None and is_live else math.inf
+        is_live, age_s = False, math.inf
+        if pending is not None and attempt not in found.ended:
+            is_live, age_s = True, now - pending.modified_s
         owner, is_complete = self._owner(attempt) or {}, False
         with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
             parts = [part_name(attempt, p) for p in range(self._manifest(attempt).num_processes)]
@@ -691,12 +692,12 @@ def check_conditions(objects: Objects) -> None:
         is_kept = not _writes(objects.put_new, name, b"second")
         objects.put(name, b"third")
         if not is_kept or _writes(objects.put_over, name, b"fourth", stale):
+            condition = "If-Match" if is_kept else "If-None-Match"
             raise StorageError(
-                f"{objects.url}: this server ignores the conditions of writes "
-                f"({'If-Match' if is_kept else 'If-None-Match'}), so of two saves of one step both "
-                "would be committed\nsave to another server, or to a newer version of this one; if "
-                "it is certain that one job at a time saves here: shoal.Bucket(url, "
-                "single_writer=True)",
+                f"{objects.url}: this server ignores the conditions of writes ({condition}), so of "
+                "two saves of one step both would be committed\nsave to another server, or to a "
+                "newer version of this one; if it is certain that one job at a time saves here: "
+                "shoal.Bucket(url, single_writer=True)",
                 path=objects.url,
             )
     finally:

@@ -511,11 +511,12 @@ class ObstoreObjects:
         elif _is_refused(error):
             hint = self._why_refused(error)
         elif isinstance(error, exceptions.InvalidPathError):
-            path = _FOREIGN.search(str(error))
+            found = _FOREIGN.search(str(error))
+            path = found[1] if found else "such a path"
             hint = (
-                f"\nanother program has written an object whose name is or begins with "
-                f"{path[1] if path else 'such a path'}, which cannot be listed: delete it with the "
-                "tool of the cloud, such as `aws s3api delete-object`"
+                f"\nanother program has written an object whose name is or begins with {path}, "
+                "which cannot be listed: delete it with the tool of the cloud, such as "
+                "`aws s3api delete-object`"
             )
         elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"

@@ -190,4 +190,6 @@ def _json_form(value: Any) -> str:
     if callable(getattr(value, "tolist", None)):  # arrays and scalars of NumPy and JAX
         return "its .tolist()"
     form = plain_form(value)
-    return "" if "np." in form or form.startswith("leave") else form
+    if "np." in form or form.startswith("leave"):
+        return ""
+    return form

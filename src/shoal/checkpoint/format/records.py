@@ -189,7 +189,9 @@ _MEMORY = re.compile(r"(.*) in ([a-z][a-z0-9_]*)", re.DOTALL)
 
 def in_memory(layout: str, memory: str) -> str:
     """Return the text of a layout in a memory kind; "" is the default memory."""
-    return f"{layout} in {memory}" if layout and memory else layout
+    if layout and memory:
+        return f"{layout} in {memory}"
+    return layout
 
 
 def layout_and_memory(text: str) -> tuple[str, str]:

@@ -177,8 +177,9 @@ def _files(fields: Fields) -> tuple[FileRecord, ...]:
         name, num_bytes, process = one
         if not (0 <= num_bytes < LARGEST and 0 <= process < 1 << 31):
             fields.refuse(f"lists a file of {num_bytes} bytes of process {process}")
-        number = number + 1 if records and records[-1].process == process else 0
-        if records and process < records[-1].process:
+        last = records[-1].process if records else -1
+        number = number + 1 if process == last else 0
+        if process < last:
             fields.refuse("lists files not in the order of their processes")
         of = _DIGITS.match(name.partition("-of-")[2])
         wanted = data_name(attempt, process, int(of.group()) if of else 0, number)

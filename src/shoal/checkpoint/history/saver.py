@@ -556,7 +556,9 @@ def planned_bytes(group: Group, state: Any) -> int:
     from shoal.checkpoint.saving.state import among, held_of, read_state
 
     read = read_state(state, group.count, "resume")
-    number = jax.process_index() if read.is_spread and group.count > 1 else group.process
+    number = group.process
+    if read.is_spread and group.count > 1:
+        number = jax.process_index()
     if not group.is_all:  # assume that JAX numbers them alike: this is an estimate
         read, number = among(read, group.members)[0], group.place
     own = who_writes.own_boxes(held_of(read, group.count), number)

@@ -110,8 +110,9 @@ def policy_for(value: Any, dtype: np.dtype[Any]) -> str:
         return ""
     if type(value) is not int:
         own = np.asarray(value).dtype
-        is_number = own.kind not in "SUOmM" and np.can_cast(own, dtype, "unsafe")
-        return "" if not is_number else "safe" if is_lossless(own, dtype) else "any"
+        if own.kind in "SUOmM" or not np.can_cast(own, dtype, "unsafe"):
+            return ""
+        return "safe" if is_lossless(own, dtype) else "any"
     if dtype == np.bool_:
         return "any"
     if (integers := _integers(dtype)) is not None:
@@ -122,7 +123,8 @@ def policy_for(value: Any, dtype: np.dtype[Any]) -> str:
         return ""
     with np.errstate(all="ignore"):
         held = complex(as_array(value, dtype).astype(np.complex128)).real
-    return "safe" if math.isfinite(held) and int(held) == value else "any"
+    is_exact = math.isfinite(held) and int(held) == value
+    return "safe" if is_exact else "any"
 
 
 def as_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -150,12 +152,13 @@ def wrong_number(
     detail = f"was saved as {record.kind}"
     is_number = not record.has_data and record.kind not in ("str", "bytes", "none")
     value = decode_value(record.kind, record.value) if is_number else None
-    needed = policy_for(value, dtype) if is_number and dtype is not None else ""
+    needed = ""
+    if is_number and dtype is not None:
+        needed = policy_for(value, dtype)
     if not needed:
         is_large = type(value) is int and dtype is not None and dtype.kind not in "SUOmM"
-        return "wrong_dtype", f"{detail}, which is not an array" + (
-            f"; it does not fit {dtype}" if is_large else ""
-        )
+        unfit = f"; it does not fit {dtype}" if is_large else ""
+        return "wrong_dtype", f"{detail}, which is not an array{unfit}"
     if shape:
         return "wrong_shape", f"{detail}, of shape (), not {shape}"
     if _POLICIES.index(policy) < _POLICIES.index(needed):

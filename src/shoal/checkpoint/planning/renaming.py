@@ -112,7 +112,9 @@ class _PrefixPairs:
             for place in (path[: -len(rarest)] for path in some)
             if all(self._fits((*prefix, *end), (*place, *end)) for end in ends)
         ]
-        return fitting[0] if len(fitting) == 1 and self._is_only(prefix, fitting[0], ends) else None
+        if len(fitting) == 1 and self._is_only(prefix, fitting[0], ends):
+            return fitting[0]
+        return None
 
     def leaves(self) -> None:
         """Match the remaining leaves by longest common suffix."""

@@ -72,7 +72,9 @@ class TargetOptions(NamedTuple):
         prefix = governing(self.rename, name)
         if prefix is None:
             return name
-        rest = "" if name == (prefix or ROOT) else name[len(prefix) :].lstrip("/")
+        rest = ""
+        if name != (prefix or ROOT):
+            rest = name[len(prefix) :].lstrip("/")
         return f"{self.rename[prefix]}/{rest}".strip("/") or ROOT
 
     def is_word(self, names: Iterable[str]) -> bool:
@@ -398,7 +400,11 @@ class _Matching:
         may_be_empty = target.is_layout and (target.name == ROOT or record.name != own_name)
         if may_be_empty or target.is_array:
             return
-        wanted = "none" if target.is_none else "per_process" if target.own is not None else ""
+        wanted = ""
+        if target.is_none:
+            wanted = "none"
+        elif target.own is not None:
+            wanted = "per_process"
         if wanted == record.kind or (not wanted and record.kind != "none"):
             return
         saved = _KINDS.get(record.kind, with_article(record.kind))
@@ -447,8 +453,8 @@ class _Matching:
         if not is_possible:
             detail += "; no cast exists"
         elif policy == "exact":
-            safe = is_lossless(stored, target.dtype)
-            detail += f"; dtype={'safe' if safe else 'any'!r} casts it"
+            needed = "safe" if is_lossless(stored, target.dtype) else "any"
+            detail += f"; dtype={needed!r} casts it"
         else:
             detail += "; the cast may lose something: dtype='any' does it"
         self._wrong("wrong_dtype", target, detail)
@@ -496,7 +502,7 @@ class _Matching:
         above = {one for name in self.known - both for one in _prefixes(name)}
         tops = dict.fromkeys(_top(name, above) for name in sorted(both))
         only = [top if top in both else f"{escaped(top)}/**" for top in tops]
-        text = f"only={(only[0] if len(only) == 1 else only)!r}"
+        text = f"only={only[0]!r}" if len(only) == 1 else f"only={only!r}"
         if len(only) > _MOST_KEPT:
             text, word = word or "only='NAME/**', for each NAME that both have,", ""
         what = "both have" if kept else "the target has"
@@ -689,10 +695,12 @@ def _renamed(
             lines.append(f"{names[0]}: is not in the checkpoint, which has {spare.shown(first)}")
             continue
         below = f"below {pairs[prefix]}" if pairs[prefix] else "at its root"
-        which = f"{count} leaves{' below it' if prefix else ''} are not in the checkpoint"
+        leaves_below = "leaves below it" if prefix else "leaves"
+        which = f"{count} {leaves_below} are not in the checkpoint"
         such = f"such leaves {below}, as {spare.shown(first)}"
         lines.append(f"{prefix or 'the tree'}: {which}, which has {such}")
     option = f"rename={dict(whole)}"
     if len(lines) == 1:
-        return [f"{lines[0]}: {option} takes {'those' if ' leaves ' in lines[0] else 'that'}"]
+        what = "those" if " leaves " in lines[0] else "that"
+        return [f"{lines[0]}: {option} takes {what}"]
     return [*lines, f"all of these: {option} takes them"] if lines else []

@@ -93,7 +93,9 @@ def _share(
     """
     group, process = members.group, members.process
     if numbers is None:
-        number = jax.process_index() if state.is_spread and group.count > 1 else process
+        number = process
+        if state.is_spread and group.count > 1:
+            number = jax.process_index()
         return number, own_of(state, number, process, group.count)
     held, lost = among(state, numbers)
     operation = f"{members.request.operation} by {listed(group.members)}"

@@ -38,8 +38,10 @@ def step_of(name: str) -> int | None:
     (1000, None, None)
     """
     match = _NAME.fullmatch(name)
-    step = int(match[1]) if match is not None and name.isascii() else None
-    return step if step is not None and step_name(step) == name else None
+    if match is None or not name.isascii():
+        return None
+    step = int(match[1])
+    return step if step_name(step) == name else None
 
 
 def step_at(path: str) -> int | None:

@@ -171,10 +171,11 @@ def _unpack(packed: Bytes, per_byte: int, elements: int) -> Bytes:
 
 @lru_cache(maxsize=1024)
 def _name_of(dtype: np.dtype[Any]) -> str:
-    name = dtype.str[1:] if dtype.kind in "SU" and dtype.type in (np.bytes_, np.str_) else ""
+    name = dtype.name
     if dtype.kind == "U":
         name = f"U{dtype.itemsize // 4}"
-    name = name or dtype.name
+    elif dtype.type is np.bytes_:
+        name = dtype.str[1:]
     if _dtype_of(name) != (dtype if dtype.isnative else dtype.newbyteorder("=")):
         what = f"has dtype {dtype}, {no_fixed_bits(dtype) or 'which cannot be stored'}"
         raise UsageTypeError(what, problems=[WrongType(what)])

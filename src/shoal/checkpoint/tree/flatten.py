@@ -128,7 +128,7 @@ def refilled(
 
 # Not a closure: one that calls itself would hold the leaves until garbage is collected.
 def _refilled(walk: NodeTaker, value: Any, leaves: Iterator[Any]) -> Any:
-    found = None if walk.is_leaf and walk.is_leaf(value) else walk.branch(value)
+    found = walk.branch(value)
     if found is None:
         return next(leaves)
     kind, _, keys, below, _ = found
@@ -198,13 +198,14 @@ class NodeTaker:
         self.above: set[int] = set()  # enclosing nodes, by id
 
     def structure(self, value: Any, path: Path, depth: int) -> Structure:
-        found = None if self.is_leaf and self.is_leaf(value) else self.branch(value)
+        found = self.branch(value)
         if found is None:
             self.leaves.append((path, value))
             return len(self.leaves) - 1
         if not depth or id(value) in self.above:
             what = f"is nested deeper than {DEEPEST} nodes" if not depth else "contains itself"
-            self.problems.append(f"{name_of(path[:8])}{'/…' if path[8:] else ''}: {what}")
+            below = "/…" if path[8:] else ""
+            self.problems.append(f"{name_of(path[:8])}{below}: {what}")
             return -1
         kind, type_name, keys, children, static = found
         named = keys if kind not in KEYLESS else [str(index) for index in range(len(children))]
@@ -232,6 +233,8 @@ class NodeTaker:
 
     def branch(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any] | None:
         """Flatten a node by one level: kind, type, keys, children, static data; None for a leaf."""
+        if self.is_leaf and self.is_leaf(value):
+            return None
         kind = type(value)
         if kind is dict:
             keys = _sorted(value)

@@ -278,5 +278,5 @@ def remedy(value: Any, *, can_register: bool = True, known: str = _KNOWN) -> str
         return f"is {value}, of the enum {kind.__name__}; {words}"
     if is_dataclass(value) and can_register and "decorate" in words:
         return f"is a dataclass {kind.__name__} that JAX does not know; {words}"
-    what = f"{'dataclass ' if is_dataclass(value) else ''}{kind.__name__}"
+    what = f"dataclass {kind.__name__}" if is_dataclass(value) else kind.__name__
     return f"is {with_article(what)}; {words}"
