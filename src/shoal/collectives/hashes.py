@@ -41,9 +41,11 @@ class FlatItems:
         pieces: Sequence[tuple[Sequence[int], Array]],
     ) -> None:
         self.shape, self.dtype, self._pieces = tuple(shape), dtype, pieces
-        whole = pieces[0][1] if len(pieces) == 1 else None
-        is_one_run = whole is not None and whole.flags.c_contiguous and whole.dtype == dtype
-        self._run = whole.reshape(-1) if whole is not None and is_one_run else None
+        self._run = None
+        if len(pieces) == 1:
+            whole = pieces[0][1]
+            if whole.flags.c_contiguous and whole.dtype == dtype:
+                self._run = whole.reshape(-1)
 
     def __len__(self) -> int:
         return math.prod(self.shape)

@@ -202,9 +202,12 @@ def _difference(
     representatives = representatives_of(groups)
     is_first = process in representatives
     index = find_first(meet, Digests(shared.digests) if is_first else None, representatives)
-    part = None if index is None else shared.parts[index]
-    items = part.open() if part is not None and part.open is not None and is_first else None
-    item = None if part is None else find_first(meet, items, representatives)
+    part = items = item = None
+    if index is not None:
+        part = shared.parts[index]
+        if is_first and part.open is not None:
+            items = part.open()
+        item = find_first(meet, items, representatives)
     if part is None or item is None:
         rows = version_rows(["a version"] * len(representatives), groups, call)
         return compared(heading, rows, intro="the values change while they are compared:")

@@ -79,7 +79,9 @@ def broadcast_bytes(
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     is_source = coordinator.process == source
-    made = np.empty(num_bytes, np.uint8) if into is None and not is_source else None
+    made = None
+    if into is None and not is_source:
+        made = np.empty(num_bytes, np.uint8)
     place = Bytes([made] if made is not None else into or ())
     value = Bytes(data or ()) if is_source else place
 
@@ -136,7 +138,9 @@ def gather_bytes(
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     takes = to in (None, coordinator.process)
-    made = [np.empty(size, np.uint8) for size in sizes] if takes and into is None else None
+    made = None
+    if takes and into is None:
+        made = [np.empty(size, np.uint8) for size in sizes]
     places = [Bytes(buffers) for buffers in into or ()] if made is None else []
     places = places or [Bytes([row]) for row in made or ()]
     own, members = Bytes(data), flow.members
