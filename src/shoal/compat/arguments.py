@@ -86,7 +86,9 @@ def number(value: Any) -> str:
 def row(value: Any) -> str:
     """A list or tuple of anything, or an array of one dim or more."""
     is_row = isinstance(value, Collection) and not isinstance(value, str | bytes | Set | Mapping)
-    return "" if is_row and getattr(value, "ndim", 1) != 0 else "a list or tuple"
+    if is_row and getattr(value, "ndim", 1) != 0:
+        return ""
+    return "a list or tuple"
 
 
 def wholes(value: Any) -> str:

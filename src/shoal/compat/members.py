@@ -49,7 +49,9 @@ def _slots(kind: type) -> list[str]:
 
 def _mangled(owner: str, name: str) -> str:
     is_private = name.startswith("__") and not name.endswith("__")
-    return f"_{owner}{name}" if is_private and owner else name
+    if is_private and owner:
+        return f"_{owner}{name}"
+    return name
 
 
 def _is_set(value: Any, name: str) -> bool:

@@ -122,8 +122,9 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     # Replicated arrays come back as their own value, as with `tiled`: the others then stack by
     # concatenating rows, so that all travel in one call.
     in_rows = not tiled and not spread and any(map(_is_one, leaves))
-    only = "Gathering global non-fully-addressable arrays only supports tiled=True: "
-    detail = only if spread and not tiled else ""
+    detail = ""
+    if spread and not tiled:
+        detail = "Gathering global non-fully-addressable arrays only supports tiled=True: "
     tree = jax.tree.map(_row if in_rows else _array, in_tree)
     with errors_named(f"process_allgather: {detail}".removesuffix(": ")):
         gathered = allgather(tree, tiled=bool(tiled) or in_rows, name="process_allgather")
@@ -360,7 +361,9 @@ def _layout(spec: Any, is_global_kept: bool, path: str, leaf: Any) -> Any:
     if spec is None:
         raise UsageError(_NO_NONE)
     value = seen(leaf)
-    return value.sharding if is_global_kept and is_global(value) else _cut(spec, np.ndim(leaf))
+    if is_global_kept and is_global(value):
+        return value.sharding
+    return _cut(spec, np.ndim(leaf))
 
 
 def _cut(spec: Any, rank: int) -> Any:

@@ -223,7 +223,8 @@ class BenchJob:
         else:
             candidates = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
         if not candidates:
-            raise UsageError(f"{who if isinstance(who, str) else f'process {who}'} does not run")
+            what = who if isinstance(who, str) else f"process {who}"
+            raise UsageError(f"{what} does not run")
         return candidates[0]
 
     def until_frozen(self, pid: int) -> None:

@@ -54,7 +54,9 @@ def layouts(
     partial: bool = False,
 ) -> Layout:
     """Layouts on a mesh (default: any); `partial`: also with pending reductions."""
-    grid = mesh if isinstance(mesh, Mesh) else draw(meshes() if mesh is None else mesh)
+    if mesh is None:
+        mesh = meshes()
+    grid = mesh if isinstance(mesh, Mesh) else draw(mesh)
     rank = draw(st.integers(0, max_rank))
     dims: list[list[str]] = [[] for _ in range(rank)]
     pending = {}

@@ -466,7 +466,9 @@ def mesh_for(mesh: PlanMesh) -> Mesh:
     default = block_mesh()
     known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
     same = [one for one in known if named(one, mesh.label) == mesh]
-    found = mesh if mesh.label or not same else same[-1]
+    found = mesh
+    if same and not mesh.label:
+        found = same[-1]
     described = Mesh.from_shoal(found, job=config.job_name())
     if mesh.axes:
         return described

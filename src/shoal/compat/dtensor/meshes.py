@@ -78,7 +78,9 @@ def _ids(operation: str, specs: Sequence[DeviceSpec], owner: int) -> list[int]:
 def _more(kind: str, count: int, specs: Sequence[DeviceSpec]) -> str:
     """Return how a process with its one CPU device gets those that are named."""
     wanted = 1 + max((spec.device_index or 0 for spec in specs), default=0)
-    return f"\n{virtual_cpus(wanted)}" if (kind, count) == ("cpu", 1) and wanted > 1 else ""
+    if (kind, count) == ("cpu", 1) and wanted > 1:
+        return f"\n{virtual_cpus(wanted)}"
+    return ""
 
 
 def _check_type(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:

@@ -108,8 +108,9 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
     like = array_of("relayout_like", layout_tensor)
     with prefix_errors("relayout_like"):
         wanted = layout_of(like)
-        place = move if is_on_mesh(value) or isinstance(value, jax.core.Tracer) else put
-        return place(_array(value), wanted)
+        if is_on_mesh(value) or isinstance(value, jax.core.Tracer):
+            return move(_array(value), wanted)
+        return put(_array(value), wanted)
 
 
 @logically_collective("shapes and dtypes of pieces, and the layout,")

@@ -142,8 +142,8 @@ def _id_problems(ids: Sequence[int]) -> list[str]:
     if not len(ids):
         return ["Variable global_device_ids must be non-empty."]
     if any(number != ids[0] + place for place, number in enumerate(ids)):
-        shown = f"{list(ids[:8])}{', …' if len(ids) > 8 else ''}"
-        return [f"global_device_ids must sequentially increase: {shown}"]
+        more = ", …" if len(ids) > 8 else ""
+        return [f"global_device_ids must sequentially increase: {list(ids[:8])}{more}"]
     return [] if ids[0] >= 0 else [f"global_device_ids must not be negative: {ids[0]}"]
 
 

@@ -249,10 +249,14 @@ def _check(process_group: Any, *numbers: int | None) -> None:
             "torch_xla CheckpointManager (shoal.Checkpoints): processes meet through "
             "shoal.initialize(); leave process_group out"
         )
-    least = {"save_interval": 1, "max_to_keep": 0, "max_pending_async": 1}
+    limits = (
+        ("save_interval", 1, "positive"),
+        ("max_to_keep", 0, "non-negative"),
+        ("max_pending_async", 1, "positive"),
+    )
     problems = [
-        f"{name} must be {'positive' if least[name] else 'non-negative'}, not {number!r}"
-        for name, number in zip(least, numbers, strict=True)
-        if (number or 0) < least[name]
+        f"{name} must be {words}, not {number!r}"
+        for (name, least, words), number in zip(limits, numbers, strict=True)
+        if (number or 0) < least
     ]
     raise_all("Checkpoints", problems)

@@ -25,6 +25,8 @@ def _prepare_spmd_partition_spec(
     (None, ('data', 'fsdp'))
     """
     shape = np.shape(param)
-    split = shape.index(max(shape)) if shape and shard_maximal else 0
+    split = 0
+    if shape and shard_maximal:
+        split = shape.index(max(shape))
     axis = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
     return tuple(axis if dim == split else None for dim in range(len(shape)))

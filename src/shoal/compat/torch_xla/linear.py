@@ -64,7 +64,9 @@ class XLAPatchedLinear:
 def _kept(value: Any) -> Any:
     """Return a value for later: `backward` computes from it, whatever becomes of a tensor."""
     value = value_of(value)
-    return as_array(value) if isinstance(value, np.ndarray) and not unfit(value) else value
+    if isinstance(value, np.ndarray) and not unfit(value):
+        return as_array(value)
+    return value
 
 
 @traced

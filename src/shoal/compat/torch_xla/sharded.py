@@ -101,8 +101,9 @@ class XLAShardedTensor(ArrayOperators):
     def mesh_shape(self) -> Any:
         """The shape of the mesh; None for an array without a mesh."""
         layout = self._layout()
-        given = self._mesh_shape
-        return layout.mesh.shape if given is None and layout is not None else given
+        if self._mesh_shape is None and layout is not None:
+            return layout.mesh.shape
+        return self._mesh_shape
 
     @mesh_shape.setter
     def mesh_shape(self, mesh_shape: Any) -> None:
@@ -112,8 +113,9 @@ class XLAShardedTensor(ArrayOperators):
     def partition_spec(self) -> Any:
         """The axes that split each dim, by index if they have no names; None without a mesh."""
         layout = self._layout()
-        given = self._partition_spec
-        return spec_of_layout(layout) if given is None and layout is not None else given
+        if self._partition_spec is None and layout is not None:
+            return spec_of_layout(layout)
+        return self._partition_spec
 
     @partition_spec.setter
     def partition_spec(self, partition_spec: Any) -> None:
