@@ -276,7 +276,8 @@ def _whose(reports: tuple[Report, ...], processes: Iterable[int]) -> str:
     if not whose or len(reports) == 1:
         return ""
     hosts = {str(report) for report in reports if report.process in whose}
-    return f"{hosts.pop() if len(hosts) == 1 else listed(whose)}: "
+    names = hosts.pop() if len(hosts) == 1 else listed(whose)
+    return f"{names}: "
 
 
 # ---- The facts of one process or of many as lines of text; equal facts are listed once.

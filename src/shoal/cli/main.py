@@ -134,7 +134,8 @@ def _run() -> None:
     _escape_unencodable()
     allow_child_ends()
     command = sys.argv[1:2]
-    app = build(command if command and command[0] in COMMANDS else COMMANDS)
+    is_known = bool(command) and command[0] in COMMANDS
+    app = build(command if is_known else COMMANDS)
     try:
         app(_arguments(), prog_name="shoal")
     except ShoalError as error:

@@ -130,7 +130,7 @@ def _far(ahead: Cost) -> str:
     """Return the largest distance from a device to the next one of its group."""
     if not ahead.link.startswith("ICI"):
         return ahead.link
-    return f"{ahead.steps} hop{'s' if ahead.steps > 1 else ''}"
+    return f"{ahead.steps} hops" if ahead.steps > 1 else f"{ahead.steps} hop"
 
 
 def _print_costs(costs: Sequence[Cost], num_bytes: int) -> None:
@@ -157,7 +157,8 @@ def _print_held(held: Sequence[Param]) -> None:
     print_table(head, rows, "device copies")
     whole, each = sum(p.bytes for p in held), sum(p.bytes_per_device for p in held)
     count = held[0].layout.mesh.size
-    average = f"{each * count / whole if whole else 1:.4g}"
+    mean_copies = each * count / whole if whole else 1
+    average = f"{mean_copies:.4g}"
     noun = "copy" if average == "1" else "copies"
     print(
         f"\n{in_bytes(each)} on each device; {in_bytes(whole)} in all, {average} {noun} on average"

@@ -46,7 +46,9 @@ def _finite(value: Any) -> Any:
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def print_lines(name: str, text: str) -> None:

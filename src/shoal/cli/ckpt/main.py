@@ -92,7 +92,12 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     begun = [_begun(entry, attempt) for attempt in state.attempts]
     facts["attempts"] = begun
     if (commit := state.commit) is None:
-        facts["state"] = "deleting" if state.deleting else "incomplete" if begun else "empty"
+        if state.deleting:
+            facts["state"] = "deleting"
+        elif begun:
+            facts["state"] = "incomplete"
+        else:
+            facts["state"] = "empty"
         return facts
     return {
         **facts,
@@ -114,11 +119,12 @@ def _begun(entry: FoundCheckpoint, attempt: Attempt) -> dict[str, Any]:
         count = decode_manifest(entry.store.read(name), name).num_processes
         there = set(attempt.names)
         missing = [p for p in range(count) if part_name(attempt.id, p) not in there]
+    is_idle_unknown = attempt.is_ahead or math.isinf(attempt.idle_s)
     return {
         "attempt": attempt.id,
         "live": attempt.is_live,
         "complete": attempt.is_complete,
-        "idle_s": None if math.isinf(attempt.idle_s) or attempt.is_ahead else attempt.idle_s,
+        "idle_s": None if is_idle_unknown else attempt.idle_s,
         "ahead_s": attempt.ahead_s if attempt.is_ahead else None,
         "owner": dict(attempt.owner),
         "processes": count,
@@ -129,19 +135,13 @@ def _begun(entry: FoundCheckpoint, attempt: Attempt) -> dict[str, Any]:
 def _show(found: list[dict[str, Any]]) -> None:
     rows = []
     for one in found:
-        is_saved = one["state"] == "committed"
-        rows.append(
-            [
-                "-" if one["step"] is None else str(one["step"]),
-                one["state"] + (", pinned" if one["pinned"] else ""),
-                in_bytes(one["bytes"]) if is_saved else "",
-                str(one["files"]) if is_saved else "",
-                _age(one["age_s"]) if is_saved else "",
-                " ".join(f"{name}={value:.6g}" for name, value in one["metrics"].items())
-                if is_saved
-                else "",
-            ]
-        )
+        step = "-" if one["step"] is None else str(one["step"])
+        state = one["state"] + (", pinned" if one["pinned"] else "")
+        saved = ["", "", "", ""]
+        if one["state"] == "committed":
+            metrics = " ".join(f"{name}={value:.6g}" for name, value in one["metrics"].items())
+            saved = [in_bytes(one["bytes"]), str(one["files"]), _age(one["age_s"]), metrics]
+        rows.append([step, state, *saved])
     print_table(("step", "state", "size", "files", "age", "metrics"), rows, "step size files age")
     for one in found:
         name = one["path"] if one["step"] is None else f"step {one['step']}"

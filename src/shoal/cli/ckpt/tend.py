@@ -67,7 +67,12 @@ def recover(
             code = max(code, error.exit_code)
             results.append({**result, "state": unread(error), "problem": str(error)})
             continue
-        state = "absent" if after is None else "recovered" if before is None else "committed"
+        if after is None:
+            state = "absent"
+        elif before is None:
+            state = "recovered"
+        else:
+            state = "committed"
         results.append({**result, "state": state})
     if as_json:
         print_json(results)
@@ -303,7 +308,9 @@ def cp(
         raise UsageError(f"{place.path} is one checkpoint, and {root.path} is a history of steps")
     results = []
     for entry in _committed(place):
-        there = root.step(entry.step) if place.is_history and entry.step is not None else root
+        there = root
+        if place.is_history and entry.step is not None:
+            there = root.step(entry.step)
         copied = _copied(entry, there)
         results.append(
             {
