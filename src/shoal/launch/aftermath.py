@@ -135,6 +135,8 @@ class EndedJob(NamedTuple):
         if at_s is not None:
             at_s = round(at_s - self.start_s, 3)
         log = os.path.basename(ending.log)
+        if log and ending.host:
+            log = f"{ending.host}:{ending.log}"
         cause = _recorded(ending) or _by_itself(ending)
         code: int | None = shell_code(ending.code)
         if left is not None:
@@ -161,7 +163,7 @@ class EndedJob(NamedTuple):
             step=step,
             place=None if is_past else place,
             last_met=last_met,
-            log=f"{ending.host}:{ending.log}" if ending.host and log else log,
+            log=log,
         )
 
     def with_thread(self, cause: Cause, late: Sequence[Ending]) -> Cause:
@@ -264,8 +266,12 @@ def _last_call(ending: Ending, cause: Cause) -> tuple[CallPlace | None, int | No
     at = _whereabouts(ending)
     place, step = cause.place or (at and at.place), cause.step
     if step is None:
-        step = at.step if at is not None and ending.step < 0 else ending.step
-    return place, None if step is None or step < 0 else step
+        step = ending.step
+        if step < 0 and at is not None:
+            step = at.step
+    if step is not None and step < 0:
+        step = None
+    return place, step
 
 
 def _whereabouts(ending: Ending) -> Whereabouts | None:
@@ -321,9 +327,12 @@ def _lost(ending: Ending) -> str:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     if ending.was_frozen:
         return f"It was stopped by a signal (SIGSTOP), and {how}."
-    words = capital(ending.gone.why or ending.gone.words) if ending.gone is not None else ""
-    lived = "" if ending.gone is not None and ending.gone.is_dismissed else ", but it lived on"
-    return f"{words}{lived}; it {how}." if words else f"It {how}."
+    gone = ending.gone
+    words = capital(gone.why or gone.words) if gone is not None else ""
+    if gone is None or not words:
+        return f"It {how}."
+    lived = "" if gone.is_dismissed else ", but it lived on"
+    return f"{words}{lived}; it {how}."
 
 
 def _last_output(output: str) -> tuple[str, ...]:

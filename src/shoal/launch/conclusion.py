@@ -173,7 +173,8 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
     complete = len(facts.endings) == facts.total
     code = (ProcessLostError if complete else InitializeError).exit_code
     headline, *words = facts.trouble.splitlines()
-    kind = "service_lost" if complete or facts.is_of_services else "not_started"
+    is_of_services = complete or facts.is_of_services
+    kind = "service_lost" if is_of_services else "not_started"
     cause = Cause(processes=ProcessSet(), kind=kind, words=tuple(map(sentence, words)))
     failure = job.failure(kind, code, [cause], headline)
     killed = facts.is_service_killed

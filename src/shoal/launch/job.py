@@ -499,7 +499,9 @@ class Job:
             for ending, reached, has_loaded in zip(endings, each, loaded, strict=True)
         ]
         before, after = self._oom_kills, oom_kills()
-        kills = None if before is None or after is None else after - before
+        kills = None
+        if before is not None and after is not None:
+            kills = after - before
         counted = {
             "cgroup_oom_kills": kills,
             "cgroup_peak_bytes": memory_peak(),

@@ -145,8 +145,10 @@ def pack_refused(words: str) -> bytes:
 
 def pack_news(line: Mapping[str, Any], gone: Gone | None = None) -> bytes:
     """Return the frame of a line of news; `gone`: node 0's facts about a process that is gone."""
-    more = {"is_missed": gone.is_missed} if gone and "gone" in line else {}
-    return pack_frame({"is": "news", "line": {**line, **more}})
+    line = dict(line)
+    if gone and "gone" in line:
+        line["is_missed"] = gone.is_missed
+    return pack_frame({"is": "news", "line": line})
 
 
 def pack_end(end: JobEnd, shift_s: float) -> bytes:
