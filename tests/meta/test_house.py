@@ -9,6 +9,7 @@ from meta.source import Tree, package_tree, repository_tree
 
 EVERYWHERE = (house.long_lines,)
 LIBRARY = (
+    house.dense_conditionals,
     house.inner_doors,
     house.asserts,
     house.nameless_errors,
@@ -34,6 +35,16 @@ STATE = "is mutable module-level state"
 BAD = (
     # the tree, the check, what it must say
     ({"a.py": "\nx = '" + "y" * 95 + "'"}, house.long_lines, "a.py:2: 101 columns, at most 100"),
+    ({"a.py": "\nx = 1 if a and b else 2"}, house.dense_conditionals,
+     "a.py:2: a conditional expression with and/or in its test"),
+    ({"a.py": "x = 1 if f(a or b) else 2"}, house.dense_conditionals,
+     "a.py:1: a conditional expression with and/or in its test"),
+    ({"a.py": "x = 1 if a else 2 if b else 3"}, house.dense_conditionals,
+     "a.py:1: a conditional expression around another one"),
+    ({"a.py": "x = f(\n    1\n    if a\n    else 2\n)"}, house.dense_conditionals,
+     "a.py:2: a conditional expression over several lines"),
+    ({"a.py": "x = f'{1 if a else 2}'"}, house.dense_conditionals,
+     "a.py:1: a conditional expression inside an f-string"),
     ({"plan/__init__.py": "'''Plan.'''\nfrom shoal.plan.mesh import Mesh"}, house.inner_doors,
      "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
     ({"plan/__init__.py": ""}, house.inner_doors,
@@ -78,6 +89,7 @@ def test_a_good_tree_passes_every_check():
         "runtime/process.py": "class R: ...\n_RECORD = R()",
         "plan/mesh.py": "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"
         "class P(NamedTuple):\n    x: int\n    y: Mapping[str, int] = {}\nORIGIN = P(1)\n"
+        "x = f'{y}' if y else (a and b)\n"
         "@functools.cache\ndef create(rank, timeout_s):\n    raise UsageError(rank)\n",
     }
     assert [problem for check in (*EVERYWHERE, *LIBRARY) for problem in check(good)] == []
