@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from shoal.checkpoint.tree.flatten import PerProcess as PerProcess
     from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
+    from shoal.collectives.check_finite import check_finite as check_finite
+    from shoal.collectives.check_replicas import check_replicas as check_replicas
     from shoal.collectives.live_processes import live_processes as live_processes
     from shoal.collectives.program import assert_same_program as assert_same_program
     from shoal.collectives.same import assert_same as assert_same
@@ -97,6 +99,8 @@ _LAZY = {
     "assert_same_program": "shoal.collectives.program",
     "barrier": "shoal.runtime.barrier",
     "broadcast": "shoal.collectives.broadcast",
+    "check_finite": "shoal.collectives.check_finite",
+    "check_replicas": "shoal.collectives.check_replicas",
     "checkpoint_info": "shoal.checkpoint.history.checkpoint_info",
     "constrain": "shoal.arrays.traced.constrain",
     "create": "shoal.arrays.placing.create",
@@ -153,6 +157,8 @@ __all__ = [
     "assert_same_program",
     "barrier",
     "broadcast",
+    "check_finite",
+    "check_replicas",
     "checkpoint_info",
     "constrain",
     "create",

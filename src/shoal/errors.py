@@ -10,6 +10,7 @@
     ├── PeerFailedError       the peer: another process raised; carries its traceback
     ├── DeadlineError         a process is late, not dead            (also a TimeoutError)
     ├── StalledError          the program: no process made progress for the limit
+    ├── NonFiniteError        the numbers: a NaN or an infinity (also a FloatingPointError)
     ├── InitializeError       the launch: the job could not be joined
     │   └── DeviceStartError      devices failed to start: a likely hardware fault
     │       └── NoDevicesError        no devices of the requested kind
@@ -42,6 +43,7 @@ __all__ = [
     "DtypeWarning",
     "InitializeError",
     "NoDevicesError",
+    "NonFiniteError",
     "NotCommittedError",
     "NotSharedError",
     "PeerFailedError",
@@ -198,6 +200,40 @@ class StalledError(ShoalError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+class NonFiniteError(ShoalError, FloatingPointError):
+    """A value is a NaN or an infinity. Raised on every process that checked it.
+
+    It describes the first one: `path` is its leaf (empty: the tree is one leaf), `index` its place
+    in the leaf, `value` the value as text, `process` and `device` hold it (`device` is the id, None
+    for a value of the host), `step` is the step of that process, or None. `counts` maps "nan",
+    "inf" and "-inf" to their numbers in that leaf, of which replicas count once; `also` has the
+    paths of other such leaves, not all of them if there are many.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        index: Iterable[int] = (),
+        value: str = "",
+        process: int = 0,
+        device: int | None = None,
+        step: int | None = None,
+        counts: Mapping[str, int] | None = None,
+        also: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.index = tuple(index)
+        self.value = value
+        self.process = process
+        self.device = device
+        self.step = step
+        self.counts = dict(counts or {})
+        self.also = tuple(also)
 
 
 class InitializeError(ShoalError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from shoal.arguments import PLAIN_KINDS, no_fixed_bits
 from shoal.arrays.host.host_values import is_key, native, without_values
-from shoal.errors import UsageError, WrongType, with_article
+from shoal.errors import UsageError, WrongType, raise_all, with_article
 from shoal.plain_forms import advice
+from shoal.plan.shards import Box
 from shoal.runtime.failures.spec_lines import SpecLine
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -172,6 +173,27 @@ def words_of(piece: jax.Array) -> Array:
     """
     with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # jit may be tracing now
         return np.asarray(jax.random.key_data(piece) if is_key(piece) else piece)
+
+
+def box_of(index: tuple[slice, ...], leaf: LeafSpec) -> Box:
+    """Return a region of a leaf's words; a JAX index of a key may omit their dims."""
+    sizes = (*leaf.shape, *leaf.words)
+    cuts = (*index, *[slice(None)] * (len(sizes) - len(index)))
+    return tuple(cut.indices(size)[:2] for cut, size in zip(cuts, sizes, strict=True))
+
+
+def require_values(operation: str, leaves: Sequence[LeafSpec], values: Sequence[Any]) -> None:
+    """Raise unless every leaf has a value.
+
+    Raises:
+      UsageError: leaves stand for arrays; names all, by path.
+    """
+    problems = [
+        f"{leaf.path}: stands for an array, but its value is needed"
+        for leaf, value in zip(leaves, values, strict=True)
+        if isinstance(value, jax.ShapeDtypeStruct)
+    ]
+    raise_all(operation, problems)
 
 
 def host_view(value: Any) -> Array:

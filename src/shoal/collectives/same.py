@@ -18,11 +18,11 @@ from shoal.collectives.hashes import (
     digest_of_all,
     items_of,
 )
-from shoal.collectives.leaves import LeafSpec, words_of
+from shoal.collectives.leaves import LeafSpec, box_of, require_values, words_of
 from shoal.collectives.versions import groups_of, representatives_of, version_rows
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
-from shoal.errors import DivergenceError, raise_all
+from shoal.errors import DivergenceError
 from shoal.hashing import quick_digest
 from shoal.plan.shards import Box
 from shoal.runtime.agreement import Call, agree
@@ -273,12 +273,7 @@ def parts_of(leaves: Sequence[LeafSpec], values: Sequence[Any], operation: str) 
     Raises:
       UsageError: a leaf has no value.
     """
-    problems = [
-        f"{leaf.path}: stands for an array, but its value is needed"
-        for leaf, value in zip(leaves, values, strict=True)
-        if isinstance(value, jax.ShapeDtypeStruct)
-    ]
-    raise_all(operation, problems)
+    require_values(operation, leaves, values)
     return [_placed(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
 
 
@@ -290,7 +285,7 @@ def _placed(leaf: LeafSpec, value: Any) -> Compared:
         host = np.asarray(value)
         whole = FlatItems(host.shape, dtype, [((0,) * host.ndim, host)])
         return Compared("", [SharedPart(leaf, None, None, lambda: whole)], "")
-    shards = [_Shard(_box(one.index, leaf), one) for one in value.addressable_shards]
+    shards = [_Shard(box_of(one.index, leaf), one) for one in value.addressable_shards]
     difference = _local_difference(leaf, shards)
     here = {shard.box: shard for shard in shards}
     if value.is_fully_addressable:
@@ -334,7 +329,7 @@ def _local_difference(leaf: LeafSpec, shards: Sequence[_Shard]) -> str:
         digest = digest_of(shard.read())
         other, expected = firsts.setdefault(shard.box, (shard, digest))
         if digest != expected:
-            index = _first_item(other.read(), shard.read())
+            index = first_item(other.read(), shard.read())
             place = SharedPart(leaf, shard.box, None, None).place(index)
             return f"{place}: {_held(other, index)}, {_held(shard, index)}"
     return ""
@@ -345,19 +340,13 @@ def _held(shard: _Shard, index: int) -> str:
     return f"device {shard.shard.device.id} holds {value} ({bits})"
 
 
-def _first_item(one: FlatItems, other: FlatItems) -> int:
+def first_item(one: FlatItems, other: FlatItems) -> int:
+    """Return the first item that differs; compares the bits."""
     for low in range(0, len(one), _ITEMS):
         here, there = one.read(low, low + _ITEMS), other.read(low, low + _ITEMS)
         if (apart := np.flatnonzero(here != there)).size:
             return low + int(apart[0]) // one.dtype.itemsize
     return 0  # changed since the comparison
-
-
-def _box(index: tuple[slice, ...], leaf: LeafSpec) -> Box:
-    """Return a region of a leaf's words; a JAX index of a key may omit their dims."""
-    sizes = (*leaf.shape, *leaf.words)
-    cuts = (*index, *[slice(None)] * (len(sizes) - len(index)))
-    return tuple(cut.indices(size)[:2] for cut, size in zip(cuts, sizes, strict=True))
 
 
 def _distribution(sharding: Any, regions: Any) -> str:
@@ -372,5 +361,5 @@ def _regions(sharding: Any, leaf: LeafSpec) -> tuple[tuple[Box, tuple[int, ...]]
     """Return each region of a sharded array and the processes (JAX indices) that hold it."""
     holders: dict[Box, set[int]] = {}
     for device, index in sharding.devices_indices_map(leaf.shape).items():
-        holders.setdefault(_box(index, leaf), set()).add(device.process_index)
+        holders.setdefault(box_of(index, leaf), set()).add(device.process_index)
     return tuple((box, tuple(sorted(holders[box]))) for box in sorted(holders))

@@ -43,6 +43,10 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ),
     ("barrier", ""): "A barrier needs the same name on every process.",
     ("assert_same", "value"): "It is the first leaf that differs; later ones were not compared.",
+    ("check_replicas", "replica"): (
+        "If one bit of one device differs, suspect its hardware. Otherwise look for a missing psum "
+        "or pmean\n(shard_map with check_vma=False), or compare programs with assert_same_program."
+    ),
     ("make_mesh", ""): "make_mesh needs the same axes, options and devices on every process.",
     ("save", "step"): (
         "save needs the same step on every process.\n"
@@ -112,7 +116,7 @@ class Said(NamedTuple):
 class Kind(NamedTuple):
     """What is different."""
 
-    what: str = "value"  # call name step tree shape dtype value group program layout
+    what: str = "value"  # call name step tree shape dtype value group program layout replica
     path: str = ""  # of the leaf
 
 
@@ -208,7 +212,7 @@ def headline(kind: Kind, call: str, name: str = "") -> str:
     if kind.what == "name":
         return f"processes gave {with_article(call)} different names"
     label = Said((), call=call, name=name).where
-    is_check = call == "assert_same" and kind.what != "group"
+    is_check = (call == "assert_same" and kind.what != "group") or kind.what == "replica"
     found = f"{label} found" if is_check else f"processes gave {label}"
     return f"{found} different {kind.what}s"
 

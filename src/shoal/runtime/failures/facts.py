@@ -112,7 +112,7 @@ class DivergenceSide:
 class Difference:
     """What processes disagree on; the smallest group first."""
 
-    what: str  # call name step tree shape dtype value group program layout
+    what: str  # call name step tree shape dtype value group program layout replica
     call: str = ""
     path: str = ""  # of the leaf
     name: str = ""  # of the point

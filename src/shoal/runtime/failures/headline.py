@@ -20,7 +20,7 @@ from shoal.runtime.system.failure_words import listed
 NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120
 _PLURALS = {
     "name": "names", "tree": "trees", "shape": "shapes", "dtype": "dtypes", "value": "values",
-    "group": "groups", "layout": "layouts", "step": "steps",
+    "group": "groups", "layout": "layouts", "step": "steps", "replica": "replicas",
 }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _difference_claim(difference: Difference, step: int | None) -> str:
     if what == "program":
         return f"processes compiled different programs{found}"
     where = point(call, difference.name)
-    if call == "assert_same":
+    if call == "assert_same" or what == "replica":
         return f"{where} found different {_PLURALS.get(what, what)}{in_step}"
     if what == "name":
         where = f"{'an' if call[:1] in 'aeiou' else 'a'} {call}"

@@ -50,6 +50,12 @@ POINTS: Mapping[str, str] = {
     "stream.after_chunk": "after a chunk was sent on its way",
     "assert_same.before_arrive": "in assert_same, the values hashed, before anything is sent",
     "assert_same.after_arrive": "in assert_same, after all arrived; before a difference is located",
+    "check_finite.before_arrive": "in check_finite, the values checked, before anything is sent",
+    "check_finite.after_arrive": "in check_finite, after all arrived",
+    "check_replicas.before_arrive": "in check_replicas, replicas hashed, before anything is sent",
+    "check_replicas.after_arrive": (
+        "in check_replicas, after all arrived; before a difference is located"
+    ),
     "save.preflight": "in save (S0), before anything is sent",
     "save.snapshot": "after all agreed to save, before values are copied (S2)",
     "save.open": "on the lead, before the attempt is begun on disk (S1)",

@@ -1,0 +1,390 @@
+"""Check that the replicas of each shard are equal, or show which device's differs.
+
+A process knows the digests of its own replicas alone. Let a region be held by devices 0..k-1, with
+digests d[0..k-1]. Each digest gets the coefficient c[i] = h(i) - h(i + 1 mod k), where h are hashes
+of the leaf, the region and i, as numbers modulo a prime. The coefficients add up to zero, so if all
+d are equal, so does the sum of c[i] d[i]. Else it is zero with a chance of 2^-127. Each process
+sends the sum over its own devices and all regions, 16 bytes, and all compare the total with zero.
+
+    device  digest  coefficient          device  digest  coefficient
+    0       7       h0 - h1              0       7       h0 - h1
+    1       7       h1 - h2              1       9       h1 - h2
+    2       7       h2 - h0              2       7       h2 - h0
+                    total: 0                             total: 2 (h1 - h2)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.collectives.arguments import Deadline, deadline_of, meet
+from shoal.collectives.device_shards import (
+    DeviceShard,
+    is_on_host,
+    layout_line,
+    on_each,
+    shards_here,
+)
+from shoal.collectives.hashes import FlatItems, digest_of
+from shoal.collectives.leaves import LeafSpec, require_values
+from shoal.collectives.same import SharedPart, first_item
+from shoal.collectives.wire import flatten
+from shoal.colour import collective
+from shoal.errors import DivergenceError
+from shoal.hashing import call_digest
+from shoal.runtime.agreement import Call
+from shoal.runtime.client.group import Group, group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
+from shoal.runtime.jax_service.own_programs import own_programs
+from shoal.runtime.rules.first_difference import Meet, find_first
+from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import range_text, ranges_of
+from shoal.runtime.verb import verb
+
+_PRIME = (1 << 127) - 1
+_SUM_BYTES = 16
+_PIECES = 64  # of the leaves, that a round compares
+_MOST_RANGES = 5  # of devices, in a row of a message
+_U32 = np.uint32
+
+
+@collective("processes")
+@verb
+@one_call("check_replicas")
+def check_replicas(
+    coordinator: Coordinator,
+    tree: Any,
+    *,
+    processes: Iterable[int] | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> None:
+    """Check that all devices that hold the same shard hold the same bits; else raise on all.
+
+    Collective over processes.
+
+    JAX never compares replicas: after a flipped bit, a forgotten `psum` or `pmean` under
+    `check_vma=False`, or programs that were compiled differently, each device computes with its own
+    values, and a save stores those of one of them. The call either returns on all processes or
+    raises on all, except on one that the answer could not reach. If most devices agree, the error
+    names the odd ones; of two sides of equal size, it shows both.
+
+    Each process hashes the shards of its own devices, and no program runs over several processes.
+    On accelerators the devices hash them, in one program for each shape of a shard; in host memory
+    the host does. The probability of missing a difference is 2^-64 on accelerators, 2^-127 in host
+    memory; one that is confined to one element is never missed. One round trip carries 16 bytes per
+    process (two round trips with `processes`). If replicas differ, a few more find where. Pending
+    computations of the values are awaited first, without a deadline.
+
+    Values that are not on devices, and shards with one holder, are not compared; see `assert_same`.
+
+    Args:
+      tree: arrays of JAX of any dtype, sharded in any way, and PRNG keys; other leaves as for
+        `assert_same`.
+      processes: the processes that make the call, including the caller; equal on all. The devices
+        of others are not compared. None: all of the job.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
+      lane: the lane; see `barrier`.
+
+    Raises:
+      DivergenceError: on all that arrived: replicas differ; `sides` maps each version of the first
+        value that differs, with its devices, to the processes that hold it. Or trees, shapes,
+        dtypes, layouts or the calls differ.
+      DeadlineError: on all that arrived: a process did not arrive in time.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong, a leaf cannot be compared (all such are
+        named by path). The others get PeerFailedError.
+
+    >>> import numpy as np
+    >>> from shoal import make_mesh, put
+    >>> check_replicas(put({"w": np.zeros(8)}, make_mesh({"data": -1})), name="parameters")
+    """
+    deadline = deadline_of("check_replicas", name, timeout_s, lane)
+    group = group_in(coordinator, "check_replicas", processes)
+    spec, values = flatten(tree, "check_replicas")
+    require_values("check_replicas", spec.leaves, values)
+    call = Call("check_replicas", name, callsite(), spec.lines)
+    compare_replicas(coordinator, call, spec.leaves, values, deadline, lane, group)
+
+
+def compare_replicas(
+    coordinator: Coordinator,
+    call: Call,
+    leaves: Sequence[LeafSpec],
+    values: Sequence[Any],
+    deadline: Deadline,
+    lane: str,
+    group: Group,
+) -> None:
+    """Meet all processes that make the call, and compare their replicas; see `check_replicas`.
+
+    Args:
+      leaves, values: the same leaves on all processes; those that are no JAX arrays are skipped.
+    """
+    lines = [layout_line(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
+    call = call._replace(spec=(*call.spec, *filter(None, lines)))
+
+    def bring(payload: bytes, *, spec: tuple[str, ...] = call.spec) -> Mapping[int, bytes]:
+        return meet(coordinator, call._replace(spec=spec), payload, deadline, lane, group)
+
+    present = None
+    if group.named is not None and group.count > 1:
+        numbers = bring(b"%d" % jax.process_index())
+        present = {int(number) for number in numbers.values()}
+    with jax.transfer_guard("allow"), own_programs():
+        replicas = _hashed([
+            _replicas(leaf, value, present) if isinstance(value, jax.Array) else []
+            for leaf, value in zip(leaves, values, strict=True)
+        ])  # fmt: skip
+    sums = [_sum(number, of_leaf) for number, of_leaf in enumerate(replicas)]
+    if not _total(bring(_as_bytes(sum(sums)))):
+        return
+    again = ("where the replicas differ",)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
+    number = _first_leaf(sums, lambda payload: bring(payload, spec=again))
+    raise _difference(
+        me, call, leaves[number], bool(lines[number]), replicas[number],
+        lambda payload: bring(payload, spec=again),
+    )  # fmt: skip
+
+
+class _Replica(NamedTuple):
+    """A shard of one of this process's devices that other devices hold, too."""
+
+    shard: DeviceShard
+    place: int  # of its device among the holders that are compared
+    among: int  # the number of these
+    digest: bytes = b""
+
+
+def _replicas(leaf: LeafSpec, array: jax.Array, present: Collection[int] | None) -> list[_Replica]:
+    """Return the replicas of a leaf on this process's devices; those without another are left out.
+
+    Args:
+      present: the processes (in JAX) whose devices are compared; None: all.
+    """
+    found = []
+    for shard in shards_here(leaf, array):
+        holders = [one for one in shard.holders if present is None or one.process in present]
+        if len(holders) > 1 and shard.data.size:
+            place = next(n for n, one in enumerate(holders) if one.device == shard.device)
+            found.append(_Replica(shard, place, len(holders)))
+    return found
+
+
+# ---- Digests: of the devices, or of the host.
+
+
+def _hashed(replicas: Sequence[Sequence[_Replica]]) -> list[list[_Replica]]:
+    """Return the replicas of each leaf with their digests."""
+    started = [
+        on_each(_digest, [one.shard.data for one in of_leaf if not is_on_host(one.shard.data)])
+        for of_leaf in replicas
+    ]
+    found = []
+    for of_leaf, results in zip(replicas, started, strict=True):
+        of_devices = iter(results)
+        found.append([
+            one._replace(
+                digest=digest_of(_items(one))
+                if is_on_host(one.shard.data)
+                else np.asarray(next(of_devices)).tobytes()
+            )
+            for one in of_leaf
+        ])  # fmt: skip
+    return found
+
+
+def _items(replica: _Replica) -> FlatItems:
+    array = replica.shard.read()
+    return FlatItems(array.shape, array.dtype, [((0,) * array.ndim, array)])
+
+
+def _digest(x: jax.Array) -> jax.Array:
+    """Traced: return a digest of the bits of an array, uint32[2].
+
+    Each word is mixed with its place, as MurmurHash3 mixes a block
+    (https://github.com/aappleby/smhasher); the digest is the sum of the results, and their sum with
+    weights that depend on the place. For one place the mixing is a bijection, so that a word that
+    differs changes the first sum. No word moves, and nothing but the sums is stored.
+    """
+    sums = jnp.zeros(2, _U32)
+    for number, words in enumerate(_words(x)):
+        place, stride = jnp.full(words.shape, _U32(number), _U32), 1
+        for dim in reversed(range(words.ndim)):
+            place += jax.lax.broadcasted_iota(_U32, words.shape, dim) * _U32(stride & 0xFFFFFFFF)
+            stride *= words.shape[dim]
+        key = place * _U32(0x9E3779B9) + _U32(number)
+        mixed = (words ^ key) * _U32(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> _U32(15))) * _U32(0xC2B2AE35)
+        mixed = mixed ^ (mixed >> _U32(13))
+        weighted = mixed * (key | _U32(1))
+        sums += jnp.stack([jnp.sum(mixed, dtype=_U32), jnp.sum(weighted, dtype=_U32)])
+    return sums
+
+
+def _words(x: jax.Array) -> list[jax.Array]:
+    """Return the bits of an array as arrays of uint32: one, or one for each half of its values."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return [*_words(jnp.real(x)), *_words(jnp.imag(x))]
+    bits = int(jax.dtypes.itemsize_bits(x.dtype))
+    if x.dtype == jnp.bool_ or (bits < 8 and jnp.issubdtype(x.dtype, jnp.integer)):
+        return [x.astype(jnp.int32).astype(_U32)]
+    if bits < 8:  # their values, none of which is NaN, have distinct float32s
+        x, bits = x.astype(jnp.float32), 32
+    words = jax.lax.bitcast_convert_type(x, f"uint{min(bits, 32)}")
+    return [words.astype(_U32)]
+
+
+# ---- Sums that are zero if replicas are equal.
+
+
+def _sum(leaf: int, replicas: Iterable[_Replica]) -> int:
+    """Return what this process's replicas of a leaf contribute."""
+    total = sum(
+        int.from_bytes(one.digest, "little") * _coefficient(one.shard.region, one.place, one.among)
+        for one in replicas
+    )
+    return total * (_number(b"leaf %d" % leaf) + 1) % _PRIME
+
+
+@lru_cache(maxsize=1 << 14)
+def _coefficient(region: int, place: int, count: int) -> int:
+    here, after = (_number(b"%d %d" % (region, at)) for at in (place, (place + 1) % count))
+    return here - after
+
+
+def _number(text: bytes) -> int:
+    return int.from_bytes(call_digest(text), "little") % (_PRIME - 1)
+
+
+def _as_bytes(total: int) -> bytes:
+    return (total % _PRIME).to_bytes(_SUM_BYTES, "little")
+
+
+def _total(answers: Mapping[int, bytes], at: int = 0) -> int:
+    """Return the total of the processes' sums, the one at a position if they sent several."""
+    place = slice(at * _SUM_BYTES, (at + 1) * _SUM_BYTES)
+    return sum(int.from_bytes(answer[place], "little") for answer in answers.values()) % _PRIME
+
+
+# ---- The first difference, which all processes find together.
+
+
+def _first_leaf(sums: Sequence[int], bring: Meet) -> int:
+    """Return the first leaf whose replicas differ."""
+    low, high = 0, len(sums)
+    while high - low > 1:
+        pieces = min(_PIECES, high - low)
+        cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]
+        parts = [sums[first:end] for first, end in pairwise(cuts)]
+        answers = bring(b"".join(_as_bytes(sum(part)) for part in parts))
+        piece = next((n for n in range(pieces) if _total(answers, n)), 0)
+        low, high = cuts[piece], cuts[piece + 1]
+    return low
+
+
+class _Held(NamedTuple):
+    """A replica of the region that differs."""
+
+    process: int
+    device: int
+    digest: str
+
+
+def _difference(
+    me: ThisProcess,
+    call: Call,
+    leaf: LeafSpec,
+    is_global: bool,
+    replicas: Sequence[_Replica],
+    bring: Meet,
+) -> DivergenceError:
+    """Find the first region that differs and the first item in it; return the error."""
+    rows = [(one.shard.region, one.shard.device, one.digest.hex()) for one in replicas]
+    regions: dict[tuple[int, int], list[_Held]] = {}
+    for process, answer in bring(json.dumps(rows).encode()).items():
+        for region, device, digest in json.loads(answer):
+            # Of an array on one process's devices each process has one of its own.
+            key = region, -1 if is_global else process
+            regions.setdefault(key, []).append(_Held(process, device, digest))
+    (region, _), held = next(
+        (key, held)
+        for key, held in sorted(regions.items())
+        if len({one.digest for one in held}) > 1
+    )
+    versions: dict[str, list[_Held]] = {}
+    for one in sorted(held):
+        versions.setdefault(one.digest, []).append(one)
+    groups = sorted(versions.values(), key=lambda group: (len(group), group))
+    compared_two = _nearest(groups[0], groups[-1])
+    own = {one.shard.device: one for one in replicas if one.shard.region == region}
+    mine = {one.device: own[one.device] for one in compared_two if one.process == me.process}
+    place, values = _first_values(leaf, compared_two, mine, bring)
+    here = Said((), call=call.operation, name=call.name or "", site=call.site, leaf=leaf.line)
+    said = {0: values[0], len(groups) - 1: values[1]}
+    sides = [_side(here, group, said.get(n, "other bits")) for n, group in enumerate(groups)]
+    kind = Kind("replica", place)
+    return compared(
+        f"{me}: {headline(kind, here.call, here.name)}",
+        sides,
+        kind=kind,
+        intro=f"first difference, at {place}, in {leaf.line}:",
+        advice=needs(call.operation, kind.what),
+    )
+
+
+def _nearest(group: Sequence[_Held], other: Sequence[_Held]) -> tuple[_Held, _Held]:
+    """Return a replica of each version; of one process, if any holds both."""
+    by_process = {one.process: one for one in reversed(other)}
+    pairs = [(one, by_process[one.process]) for one in group if one.process in by_process]
+    return pairs[0] if pairs else (group[0], other[0])
+
+
+def _first_values(
+    leaf: LeafSpec, two: tuple[_Held, _Held], mine: Mapping[int, _Replica], bring: Meet
+) -> tuple[str, tuple[str, str]]:
+    """Return the first place where two replicas differ, and what each holds there."""
+    items = {device: _items(replica) for device, replica in mine.items()}
+    if two[0].process == two[1].process:
+        index = first_item(*items.values()) if items else None
+    else:
+        own = next(iter(items.values()), None)
+        index = find_first(bring, own, [one.process for one in two])
+    found = {}
+    if index is not None:
+        for device, replica in mine.items():
+            value, _, bits = items[device].show(index).partition("\t")
+            place = SharedPart(leaf, replica.shard.box, None, None).place(index)
+            found[str(device)] = [place, f"{value} ({bits})"]
+    answers = bring(json.dumps(found).encode())
+    rows = [json.loads(answers[one.process]).get(str(one.device)) for one in two]
+    first, second = (row or [leaf.path, "bits that change meanwhile"] for row in rows)
+    return first[0], (first[1], second[1])
+
+
+def _side(call: Said, group: Sequence[_Held], value: str) -> Said:
+    """Return what the devices of a version hold."""
+    ranges = ranges_of(sorted(one.device for one in group))
+    listed = ", ".join(map(range_text, ranges[:_MOST_RANGES]))
+    listed += ", …" if len(ranges) > _MOST_RANGES else ""
+    one_device = f"device {listed} holds {value}"
+    devices = one_device if len(group) == 1 else f"{len(group)} devices ({listed}) hold {value}"
+    return call._replace(processes=sorted({one.process for one in group}), said=devices)

@@ -1,0 +1,219 @@
+"""`check_finite`: it finds exactly the values that NumPy finds, wherever they are."""
+
+import math
+import pickle
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectives.device_trees import (
+    SHAPE,
+    SPECS,
+    Shared,
+    bits,
+    device_dtypes,
+    on_devices,
+    replicas,
+    sharding,
+)
+from collectives.thread_jobs import PATIENCE_S, run_all
+from shoal.collectives import check_finite as module
+from shoal.collectives.check_finite import check_finite
+from shoal.errors import DivergenceError, NonFiniteError, UsageError
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.step import step
+
+DTYPES = device_dtypes()
+
+
+def not_finite(value):
+    """Which items are not finite, by NumPy alone."""
+    value = np.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return np.zeros(value.shape, bool)
+    wide = np.complex128 if value.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        return ~np.isfinite(value.astype(wide))
+
+
+def found(tree, **options):
+    try:
+        check_finite(tree, **options)
+    except NonFiniteError as error:
+        return error
+    return None
+
+
+@pytest.fixture(params=["host", "devices"])
+def where(request, monkeypatch):
+    if request.param == "devices":
+        on_devices(monkeypatch)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_it_finds_what_numpy_finds_in_every_dtype(dtype, where):
+    is_float = jnp.issubdtype(dtype, jnp.inexact)
+
+    @settings(max_examples=8)
+    @given(bits(dtype), st.sampled_from(SPECS), st.booleans(), st.booleans())
+    def try_it(value, spec, is_host, is_rare):
+        if is_float and is_rare:
+            value = np.where(not_finite(value), np.zeros((), dtype), value)
+            value[5, 1:] = np.full(3, np.nan).astype(dtype)
+        with jax.enable_x64(True):
+            array = value if is_host else jax.device_put(value, sharding(spec))
+            error = found({"a": jnp.ones(3), "w": array})
+        mask = not_finite(value)
+        if not mask.any():
+            assert error is None
+            return
+        assert error.path == "['w']"
+        assert error.index == tuple(map(int, np.argwhere(mask)[0]))
+        assert sum(error.counts.values()) == mask.sum()
+        assert (error.device is None) == is_host
+
+    try_it()
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf"), (complex(0, np.nan), "nan"),
+        (complex(-np.inf, 0), "-inf"), (complex(0, np.inf), "inf"), (np.float32("nan"), "nan"),
+        (np.array([0, -np.inf]), "-inf"), (np.array(["x"]), ""), (True, ""), (1 << 2000, ""),
+        (np.array([np.nan], ml_dtypes.bfloat16), "nan"), (1e308, ""), ("nan", ""), (None, ""),
+        (np.full((2, 3), np.nan)[:, ::2], "nan"),
+        (np.array([1.0, np.nan], ">f8"), "nan"), (np.datetime64("NaT"), ""), (b"", ""),
+        (np.zeros((0, 3)), ""), (jax.random.key(0), ""), (jnp.float32(np.inf), "inf"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_of_every_kind(value, kind, where):
+    error = found([value])
+    assert (error is not None) == bool(kind)
+    if error is not None:
+        assert error.counts[kind] >= 1
+        assert sum(error.counts.values()) == error.counts[kind]
+        assert error.path == "[0]"
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 3 << 20])
+@pytest.mark.parametrize("dtype", ["f4", "c8", "bfloat16", "float8_e4m3fn"])
+def test_blocks_cover_every_item(size, dtype):
+    value = np.zeros(size, dtype)
+    assert found(value) is None
+    for at in {0, size // 2, size - 1}:
+        value[at] = np.nan
+        assert found(value).index == (at,)
+        value[at] = 0
+
+
+def test_a_nan_at_a_random_place_is_found_200_times_of_200(where, monkeypatch):
+    chance = np.random.default_rng(7)
+    shared = Shared(monkeypatch, [0, 0, 1, 1, 1, 2, 3, 3])
+    job = LocalJob(4)
+    for number in range(200):
+        leaf, spec = chance.integers(3), SPECS[chance.integers(len(SPECS))]
+        values = [np.zeros(SHAPE, np.float32) for _ in range(3)]
+        place = tuple(int(chance.integers(size)) for size in SHAPE)
+        bad = [np.nan, np.inf, -np.inf][chance.integers(3)]
+        if number % 2:  # on one device alone
+            device = int(chance.integers(8))
+            local = tuple(int(chance.integers(size)) for size in sharding(spec).shard_shape(SHAPE))
+            index = sharding(spec).devices_indices_map(SHAPE)[jax.devices()[device]]
+            place = tuple((cut.start or 0) + at for cut, at in zip(index, local, strict=True))
+            change = (device, lambda piece, at=local, bad=bad: piece.__setitem__(at, bad))
+        else:
+            values[leaf][place], change = bad, None
+        tree = [replicas(v, spec, change if n == leaf else None) for n, v in enumerate(values)]
+
+        def go(coordinator, tree=tree, number=number):
+            shared.own(coordinator.process)
+            with step.on(coordinator, number):
+                check_finite.on(coordinator, tree, timeout_s=PATIENCE_S)
+
+        errors = run_all(job, go)
+        assert len({str(error).partition("): ")[2] for error in errors}) == 1
+        for error in errors:
+            assert isinstance(error, NonFiniteError), error
+            assert (error.path, error.index, error.step) == (f"[{leaf}]", place, number)
+            assert error.value == str(bad)
+            assert sum(error.counts.values()) == 1
+            assert error.process == [0, 0, 1, 1, 1, 2, 3, 3][error.device]
+            if change is not None:
+                assert error.device == device
+            else:
+                index = sharding(spec).devices_indices_map(SHAPE)[jax.devices()[error.device]]
+                assert all(
+                    (cut.start or 0) <= at < (cut.stop or size)
+                    for cut, at, size in zip(index, place, SHAPE, strict=True)
+                )
+
+
+def test_the_message_says_where_and_what_else():
+    value = np.zeros(SHAPE, np.float32)
+    value[2, 3], value[5, 0] = np.nan, -np.inf
+    tree = {"b": jax.device_put(value, sharding(("a",))), "z": np.inf, "a": jnp.ones(2)}
+    with step(17), pytest.raises(NonFiniteError) as caught:
+        check_finite(tree, name="gradients")
+    first, second, third = str(caught.value).splitlines()
+    assert first.startswith("process 0 of 1 (")
+    assert ": check_finite 'gradients': ['b'][2, 3] is nan on device 2 of process 0 (" in first
+    assert first.endswith("), in step 17")
+    assert second == "  ['b']: float32[8,4]: 1 nan, 1 -inf in 32 values; on 2 of 2 replicas"
+    assert third == "  Also not finite: ['z']."
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert vars(again) == vars(caught.value)
+    assert str(again) == str(caught.value)
+    assert isinstance(again, FloatingPointError)
+
+
+def test_one_replica_that_is_not_finite_is_counted_and_named():
+    bad = replicas(np.zeros(SHAPE, np.float32), (), (5, lambda piece: piece.fill(np.nan)))
+    error = found(bad)
+    assert (error.device, error.index, error.counts["nan"]) == (5, (0, 0), 32)
+    assert str(error).endswith("; on 1 of 8 replicas")
+
+
+def test_values_of_each_process_name_the_first_process():
+    def go(coordinator):
+        value = np.array([0.0, np.nan if coordinator.process else 0.0])
+        check_finite.on(coordinator, {"x": value}, timeout_s=PATIENCE_S)
+
+    for error in run_all(LocalJob(3), go):
+        assert (error.process, error.device, error.counts["nan"]) == (1, None, 1)
+
+
+def test_the_processes_must_make_the_same_call():
+    def go(coordinator):
+        me = coordinator.process
+        check_finite.on(coordinator, np.zeros(3 + me), name="x", timeout_s=PATIENCE_S)
+
+    for error in run_all(LocalJob(2), go):
+        assert isinstance(error, DivergenceError)
+        assert "processes gave check_finite 'x' different shapes" in str(error)
+
+
+def test_many_leaves_are_not_all_named():
+    error = found({f"{n:02}": math.inf for n in range(30)})
+    assert str(error).splitlines()[-1].endswith("['08'] and others.")
+    assert len(error.also) < 30
+
+
+def test_a_shape_has_no_values():
+    with pytest.raises(UsageError, match=r"\['w'\]: stands for an array, but its value is needed"):
+        check_finite({"w": jax.ShapeDtypeStruct((2,), "f4")})
+
+
+def test_good_values_send_nothing(monkeypatch):
+    sent = []
+    real = module.meet
+    monkeypatch.setattr(module, "meet", lambda *given: sent.append(given[2]) or real(*given))
+    check_finite({"w": np.zeros(8), "n": 3})
+    assert sent == [b""]
