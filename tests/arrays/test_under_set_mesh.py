@@ -81,6 +81,8 @@ CASES = {
     "assert_same": lambda mesh, _: shoal.assert_same(rows(mesh)),
     "assert_same_program": lambda mesh, _: shoal.assert_same_program(jax.jit(jnp.sin), rows(mesh)),
     "broadcast": lambda mesh, _: shoal.broadcast({"x": VALUE}),
+    "check_finite": lambda mesh, _: shoal.check_finite(rows(mesh)),
+    "check_replicas": lambda mesh, _: shoal.check_replicas(rows(mesh)),
     "constrain": lambda mesh, _: shoal.constrain(rows(mesh), column(mesh)),
     "create": lambda mesh, _: shoal.create(lambda: jnp.ones((8, 4)), layouts=column(mesh)),
     "describe": lambda mesh, _: str(shoal.describe(rows(mesh))),

@@ -61,6 +61,10 @@ FEEDS = {f"feed, {name}": lambda v=value: rows_of(v) for name, value in VALUES.i
 OF_ITS_OWN = {  # transfers that no call of the user's names
     "relayout": lambda path: shoal.relayout(ON_DEVICES, COLUMN),
     "values": lambda path: [shoal.broadcast(UNCOMMITTED), shoal.allgather(ON_DEVICES)],
+    "check_finite": lambda path: shoal.check_finite(
+        {"x": ON_DEVICES, "y": VALUES["large, aligned"]}
+    ),
+    "check_replicas": lambda path: shoal.check_replicas({"x": ON_DEVICES}),
     "same": lambda path: shoal.assert_same({"x": ON_DEVICES, "y": VALUES["large, aligned"]}),
     "sync": lambda path: shoal.sync_devices(MESH),
     "save": lambda path: shoal.save(f"{path}-own", {"x": ON_DEVICES, "y": UNCOMMITTED}),

@@ -43,10 +43,9 @@ def bits(dtype):
     return st.integers(0, 1 << 32).map(drawn)
 
 
-def from_pieces(pieces, placed, spec, dtype):
-    """Return an array whose devices hold these pieces, whether or not replicas are equal."""
-    own = [jax.device_put(piece, device) for piece, device in pieces]
-    array = jax.make_array_from_single_device_arrays(placed, sharding(spec), own, dtype=dtype)
+def placed(value, spec):
+    """Return an array of equal replicas."""
+    array = jax.device_put(value, sharding(spec))
     assert len(array.addressable_shards) == 8  # JAX fills its list once, not safely for threads
     return array
 
@@ -57,16 +56,14 @@ def replicas(value, spec, change=None):
     Args:
       change: (a device's number, a function of its piece), or None.
     """
-    placed = sharding(spec)
-    pieces = []
-    for number, (device, index) in enumerate(
-        placed.addressable_devices_indices_map(value.shape).items()
-    ):
-        piece = np.array(value[index])
-        if change is not None and number == change[0]:
-            change[1](piece)
-        pieces.append((piece, device))
-    return from_pieces(pieces, value.shape, spec, value.dtype)
+    where = sharding(spec).addressable_devices_indices_map(value.shape)
+    pieces = [np.array(value[index]) for index in where.values()]
+    if change is not None:
+        change[1](pieces[change[0]])
+    own = jax.device_put(pieces, [*where])
+    array = jax.make_array_from_single_device_arrays(value.shape, sharding(spec), own)
+    assert len(array.addressable_shards) == 8
+    return array
 
 
 def on_devices(monkeypatch):

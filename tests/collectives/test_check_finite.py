@@ -18,6 +18,7 @@ from collectives.device_trees import (
     bits,
     device_dtypes,
     on_devices,
+    placed,
     replicas,
     sharding,
 )
@@ -60,7 +61,7 @@ def where(request, monkeypatch):
 def test_it_finds_what_numpy_finds_in_every_dtype(dtype, where):
     is_float = jnp.issubdtype(dtype, jnp.inexact)
 
-    @settings(max_examples=8)
+    @settings(max_examples=5)
     @given(bits(dtype), st.sampled_from(SPECS), st.booleans(), st.booleans())
     def try_it(value, spec, is_host, is_rare):
         if is_float and is_rare:
@@ -79,6 +80,15 @@ def test_it_finds_what_numpy_finds_in_every_dtype(dtype, where):
         assert (error.device is None) == is_host
 
     try_it()
+
+
+@pytest.mark.parametrize("dtype", [one for one in DTYPES if one.itemsize < 4], ids=str)
+def test_a_mask_describes_the_values_of_narrow_floats(dtype):
+    words = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
+    expected = not_finite(words.view(dtype)) if jnp.issubdtype(dtype, jnp.inexact) else words < 0
+    assert module._has_non_finite(dtype) == expected.any()
+    if expected.any():
+        np.testing.assert_array_equal(module._bad(words.view(dtype)), expected)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +141,8 @@ def test_a_nan_at_a_random_place_is_found_200_times_of_200(where, monkeypatch):
             change = (device, lambda piece, at=local, bad=bad: piece.__setitem__(at, bad))
         else:
             values[leaf][place], change = bad, None
-        tree = [replicas(v, spec, change if n == leaf else None) for n, v in enumerate(values)]
+        tree = [placed(value, spec) for value in values]
+        tree[leaf] = replicas(values[leaf], spec, change)
 
         def go(coordinator, tree=tree, number=number):
             shared.own(coordinator.process)

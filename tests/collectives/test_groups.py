@@ -10,6 +10,8 @@ import pytest
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.allgather import allgather
 from shoal.collectives.broadcast import broadcast
+from shoal.collectives.check_finite import check_finite
+from shoal.collectives.check_replicas import check_replicas
 from shoal.collectives.live_processes import live_processes
 from shoal.collectives.same import assert_same
 from shoal.collectives.transport import stream, windows
@@ -105,6 +107,8 @@ CALLS = {
     ),
     "allgather": lambda c, **more: allgather.on(c, 1, **more),
     "assert_same": lambda c, **more: assert_same.on(c, 1, **more),
+    "check_finite": lambda c, **more: check_finite.on(c, 1, **more),
+    "check_replicas": lambda c, **more: check_replicas.on(c, 1, **more),
     "barrier": lambda c, **more: barrier.on(c, "x", **more),
 }
 

@@ -231,6 +231,8 @@ def job_calls(x: jax.Array) -> list[Call]:
         _("assert_same", shoal.assert_same, tree, tree="any", **LANE),
         _("assert_same_program", lambda jitted, **k: shoal.assert_same_program(jitted, x, **k),
           {"jitted": JITTED}, jitted="call", name="name?", timeout_s="seconds?"),
+        _("check_finite", shoal.check_finite, tree, tree="any", **LANE),
+        _("check_replicas", shoal.check_replicas, tree, tree="any", **LANE),
         _("barrier", shoal.barrier, {"name": "b"}, **(LANE | {"name": "name"})),
         _("broadcast", shoal.broadcast, tree, tree="any", source="count", is_source="bool?",
           **LANE),

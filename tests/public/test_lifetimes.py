@@ -55,6 +55,8 @@ CALLS = {
     "allgather": (on_host, lambda tree, _: shoal.allgather(tree)),
     "broadcast": (on_host, lambda tree, _: shoal.broadcast(tree)),
     "assert_same": (on_host, lambda tree, _: shoal.assert_same(tree)),
+    "check_finite": (on_devices, lambda tree, _: shoal.check_finite(tree)),
+    "check_replicas": (on_devices, lambda tree, _: shoal.check_replicas(tree)),
     "describe": (on_devices, lambda tree, _: shoal.describe(tree)),
 }
 

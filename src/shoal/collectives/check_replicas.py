@@ -45,8 +45,9 @@ from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
+from shoal.runtime.failures.spec_lines import shown_line
 from shoal.runtime.jax_service.own_programs import own_programs
-from shoal.runtime.rules.first_difference import Meet, find_first
+from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, Meet, find_first, highest
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import range_text, ranges_of
@@ -145,7 +146,7 @@ def compare_replicas(
         return meet(coordinator, call._replace(spec=spec), payload, deadline, lane, group)
 
     present = None
-    if group.named is not None and group.count > 1:
+    if group.named is not None:
         numbers = bring(b"%d" % jax.process_index())
         present = {int(number) for number in numbers.values()}
     with jax.transfer_guard("allow"), own_programs():
@@ -334,19 +335,22 @@ def _difference(
     for one in sorted(held):
         versions.setdefault(one.digest, []).append(one)
     groups = sorted(versions.values(), key=lambda group: (len(group), group))
-    compared_two = _nearest(groups[0], groups[-1])
     own = {one.shard.device: one for one in replicas if one.shard.region == region}
-    mine = {one.device: own[one.device] for one in compared_two if one.process == me.process}
-    place, values = _first_values(leaf, compared_two, mine, bring)
+    index = _first_apart(me.process, _nearest(groups[0], groups[-1]), own, bring)
+    shown = [*groups[: MAX_GROUPS_SHOWN - 1], *groups[MAX_GROUPS_SHOWN - 1 :][-1:]]
+    place, values = _values(leaf, index, [group[0] for group in shown], me.process, own, bring)
     here = Said((), call=call.operation, name=call.name or "", site=call.site, leaf=leaf.line)
-    said = {0: values[0], len(groups) - 1: values[1]}
-    sides = [_side(here, group, said.get(n, "other bits")) for n, group in enumerate(groups)]
+    sides = [_side(here, group, value) for group, value in zip(shown, values, strict=True)]
+    if rest := groups[len(shown) - 1 : -1]:
+        processes = sorted({one.process for group in rest for one in group})
+        said = f"{sum(map(len, rest))} devices hold other values"
+        sides.append(here._replace(processes=processes, said=said, groups=len(rest)))
     kind = Kind("replica", place)
     return compared(
         f"{me}: {headline(kind, here.call, here.name)}",
         sides,
         kind=kind,
-        intro=f"first difference, at {place}, in {leaf.line}:",
+        intro=f"first difference, at {place}, in {shown_line(leaf.line)}:",
         advice=needs(call.operation, kind.what),
     )
 
@@ -358,26 +362,35 @@ def _nearest(group: Sequence[_Held], other: Sequence[_Held]) -> tuple[_Held, _He
     return pairs[0] if pairs else (group[0], other[0])
 
 
-def _first_values(
-    leaf: LeafSpec, two: tuple[_Held, _Held], mine: Mapping[int, _Replica], bring: Meet
-) -> tuple[str, tuple[str, str]]:
-    """Return the first place where two replicas differ, and what each holds there."""
-    items = {device: _items(replica) for device, replica in mine.items()}
-    if two[0].process == two[1].process:
-        index = first_item(*items.values()) if items else None
-    else:
-        own = next(iter(items.values()), None)
-        index = find_first(bring, own, [one.process for one in two])
-    found = {}
-    if index is not None:
-        for device, replica in mine.items():
-            value, _, bits = items[device].show(index).partition("\t")
-            place = SharedPart(leaf, replica.shard.box, None, None).place(index)
-            found[str(device)] = [place, f"{value} ({bits})"]
-    answers = bring(json.dumps(found).encode())
-    rows = [json.loads(answers[one.process]).get(str(one.device)) for one in two]
-    first, second = (row or [leaf.path, "bits that change meanwhile"] for row in rows)
-    return first[0], (first[1], second[1])
+def _first_apart(
+    process: int, two: tuple[_Held, _Held], own: Mapping[int, _Replica], bring: Meet
+) -> int:
+    """Return the first item in which two replicas differ; all processes get the same."""
+    processes = [one.process for one in two]
+    items = [_items(own[one.device]) for one in two if one.process == process]
+    if processes[0] == processes[1]:
+        answers = bring(b"%d" % first_item(*items) if items else b"")
+        return highest(answers, processes)
+    return find_first(bring, items[0] if items else None, processes) or 0
+
+
+def _values(
+    leaf: LeafSpec,
+    index: int,
+    shown: Sequence[_Held],
+    process: int,
+    own: Mapping[int, _Replica],
+    bring: Meet,
+) -> tuple[str, list[str]]:
+    """Return the place of an item in the leaf, and what each of some replicas holds there."""
+    mine = {}
+    for device in (one.device for one in shown if one.process == process):
+        value, _, bits = _items(own[device]).show(index).partition("\t")
+        place = SharedPart(leaf, own[device].shard.box, None, None).place(index)
+        mine[str(device)] = [place, f"{value} ({bits})"]
+    answers = bring(json.dumps(mine).encode())
+    rows = [json.loads(answers[one.process])[str(one.device)] for one in shown]
+    return rows[0][0], [value for _, value in rows]
 
 
 def _side(call: Said, group: Sequence[_Held], value: str) -> Said:

@@ -42,11 +42,12 @@ class DeviceShard(NamedTuple):
 
     def read(self) -> np.ndarray[Any, Any]:
         """Return its words on the host."""
-        # A wrapper of its own: JAX would keep a copy with the array as long as that lives.
-        wrapped = jax.make_array_from_single_device_arrays(
-            self.data.shape, self.data.sharding, [self.data]
-        )
-        return words_of(wrapped)
+        (device,) = self.data.devices()
+        if device.platform == "cpu":  # in place
+            return words_of(self.data)
+        # JAX keeps a copy with an array as long as that lives: not with the program's.
+        own = self.data.shape, self.data.sharding, [self.data]
+        return words_of(jax.make_array_from_single_device_arrays(*own))
 
 
 def shards_here(leaf: LeafSpec, array: jax.Array) -> list[DeviceShard]:
@@ -73,7 +74,7 @@ def is_on_host(data: jax.Array) -> bool:
     """Is an array on one device read by NumPy? Also one without dims or of keys: it is small."""
     if _in_host_memory(data) or not data.ndim or is_key(data):
         return True
-    return data.dtype.name in _WITHOUT_PROGRAMS
+    return data.dtype.itemsize == 1 and data.dtype.name in _WITHOUT_PROGRAMS
 
 
 def _in_host_memory(data: jax.Array) -> bool:

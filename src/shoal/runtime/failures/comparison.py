@@ -44,8 +44,8 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("barrier", ""): "A barrier needs the same name on every process.",
     ("assert_same", "value"): "It is the first leaf that differs; later ones were not compared.",
     ("check_replicas", "replica"): (
-        "If one bit of one device differs, suspect its hardware. Otherwise look for a missing psum "
-        "or pmean\n(shard_map with check_vma=False), or compare programs with assert_same_program."
+        "If a single device differs, suspect its hardware.\n"
+        "Otherwise, a psum or pmean may be missing (shard_map with check_vma=False)."
     ),
     ("make_mesh", ""): "make_mesh needs the same axes, options and devices on every process.",
     ("save", "step"): (
