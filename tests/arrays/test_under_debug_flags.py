@@ -88,7 +88,7 @@ CASES = {
     "allgather": lambda _: shoal.allgather(given()["rows"], tiled=True),
     "broadcast": lambda _: shoal.broadcast(given()["rows"]),
     "assert_same": lambda _: shoal.assert_same(given()["rows"]),
-    "check_finite": lambda _: shoal.check_finite(given()["rows"]),
+    "check_finite": lambda _: shoal.check_finite(given()["keys"]),
     "check_replicas": lambda _: shoal.check_replicas(given()["rows"]),
     "sync_devices": lambda _: shoal.sync_devices(MESH),
     "save": saved,

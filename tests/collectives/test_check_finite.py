@@ -17,6 +17,7 @@ from collectives.device_trees import (
     Shared,
     bits,
     device_dtypes,
+    mesh,
     on_devices,
     placed,
     replicas,
@@ -25,6 +26,7 @@ from collectives.device_trees import (
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives import check_finite as module
 from shoal.collectives.check_finite import check_finite
+from shoal.collectives.check_replicas import check_replicas
 from shoal.errors import DivergenceError, NonFiniteError, UsageError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.step import step
@@ -220,6 +222,24 @@ def test_many_leaves_are_not_all_named():
 def test_a_shape_has_no_values():
     with pytest.raises(UsageError, match=r"\['w'\]: stands for an array, but its value is needed"):
         check_finite({"w": jax.ShapeDtypeStruct((2,), "f4")})
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: jax.set_mesh(mesh()), lambda: jax.transfer_guard("disallow"), jax.disable_jit,
+        lambda: jax.debug_nans(True), lambda: jax.debug_infs(True), lambda: jax.enable_x64(True),
+    ],
+)  # fmt: skip
+def test_the_context_does_not_matter(context, where):
+    good = placed(np.ones(SHAPE, np.float32), ("a",))
+    bad = replicas(np.ones(SHAPE, np.float32), ("a",), (3, lambda piece: piece.fill(np.nan)))
+    with context():
+        check_finite(good)
+        check_replicas(good)
+        assert found(bad).device == 3
+        with pytest.raises(DivergenceError):
+            check_replicas(bad)
 
 
 def test_good_values_send_nothing(monkeypatch):
