@@ -291,7 +291,8 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
 
     return [
         _("Checkpoints", begin, {}, keep="count?", every="any", on_commit="call?",
-          asynchronous="bool", recover="bool", lease_s="seconds?", **MEETING),
+          asynchronous="bool", recover="bool", check_replicas="bool",
+          lease_s="seconds?", **MEETING),
         _("Checkpoints where", shoal.Checkpoints, {"path": f"{folder}/steps"}, path="path"),
         _("all_steps", history.all_steps, {}, skip_corrupt="bool"),
         _("latest", history.latest, {}, skip_corrupt="bool"),

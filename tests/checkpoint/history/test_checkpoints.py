@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
+from collectives.device_trees import SHAPE, placed, replicas
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import _Running
 from shoal.checkpoint.planning.policies import Best, EverySteps, Last
@@ -19,6 +20,7 @@ from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     CorruptCheckpointError,
     DeadlineError,
+    DivergenceError,
     NotCommittedError,
     StepAlreadyCommittedError,
     StorageError,
@@ -538,3 +540,23 @@ shoal.Checkpoints("run", on_commit=on_commit).save(1, {"w": np.ones(3)})
         command, cwd=tmp_path, env=child_env, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "uploaded 1\n"), done.stderr
+
+
+def test_replicas_are_compared_before_each_save_if_asked(tmp_path, alone):
+    def change(piece):
+        piece[1, 2] = 7
+
+    good = {"params": {"w": placed(np.zeros(SHAPE, "f4"), ())}, "epoch": 3, "own": PerProcess(1)}
+    bad = good | {"params": {"w": replicas(np.zeros(SHAPE, "f4"), (), (5, change))}}
+    with Checkpoints(tmp_path / "checked", check_replicas=True, coordinator=alone) as ckpts:
+        ckpts.save(1, good)
+        with pytest.raises(DivergenceError) as caught:
+            ckpts.save(2, bad)
+        ckpts.save(3, good)
+    assert "check_replicas 'save' found different replicas" in str(caught.value)
+    assert "at params/w[1, 2], in params/w: float32[8,4]:" in str(caught.value)
+    assert caught.value.sides["device 5 holds 7.0 (0x40e00000)"] == (0,)
+    assert ckpts.all_steps() == (1, 3)
+    with Checkpoints(tmp_path / "unchecked", coordinator=alone) as ckpts:
+        ckpts.save(2, bad)
+    assert ckpts.all_steps() == (2,)

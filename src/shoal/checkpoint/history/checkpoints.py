@@ -116,6 +116,8 @@ class Checkpoints(ReadOnlyHistory):
         a step whose save another program completes after a crash.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
+      check_replicas: whether `save` first compares the devices that hold the same shard, as
+        `shoal.check_replicas` does; it saves nothing if they differ, also with a pending notice.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
         refreshes its own at least every 4 s, in a bucket every 30 s. None: SHOAL_LEASE_S (60), in
         a bucket five times that.
@@ -153,6 +155,7 @@ class Checkpoints(ReadOnlyHistory):
         on_commit: Callable[[int, str | Bucket], object] | None = None,
         asynchronous: bool = True,
         recover: bool = True,
+        check_replicas: bool = False,
         lease_s: float | None = None,
         timeout_s: float | None = None,
         processes: Iterable[int] | None = None,
@@ -162,7 +165,9 @@ class Checkpoints(ReadOnlyHistory):
         self._root = store_at(path, f"Checkpoints: path={path!r}")
         self._bucket = path if isinstance(path, Bucket) else None
         self._timeout_s = timeout_s  # None: each wait has its own deadline
-        flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
+        flags: dict[str, object] = {
+            "asynchronous": asynchronous, "recover": recover, "check_replicas": check_replicas
+        }  # fmt: skip
         check_flags("Checkpoints", **flags)
         _check_seconds("Checkpoints", "timeout_s", timeout_s)
         _check_seconds("Checkpoints", "lease_s", lease_s)
@@ -172,8 +177,8 @@ class Checkpoints(ReadOnlyHistory):
         self._group = group_in(self._coordinator, "Checkpoints", processes)
         self._saver = Saver(
             self._coordinator, self._root, policy,
-            group=self._group, asynchronous=asynchronous, lease_s=lease_s,
-            is_continuous=is_continuous,
+            group=self._group, asynchronous=asynchronous, check_replicas=check_replicas,
+            lease_s=lease_s, is_continuous=is_continuous,
             on_commit=_with_path(on_commit, self._root, self._bucket),
         )  # fmt: skip
         self._is_closed = False
@@ -256,6 +261,7 @@ class Checkpoints(ReadOnlyHistory):
           RestoreMismatchError: on all: the next `resume`, called as the last one was, would refuse
             this state. Not with a pending notice: a warning says so.
           UsageError, DivergenceError, StorageError, SaveAbortedError, …: as `shoal.save`, on all.
+          DivergenceError: also if replicas differ, with `check_replicas`.
         """
         self._saver.refuse_in_on_commit("save")
         with failure_noted(self._coordinator, self._root.path, step) as number:

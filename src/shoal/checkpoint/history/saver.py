@@ -132,6 +132,7 @@ class Saver:
         *,
         group: Group,
         asynchronous: bool,
+        check_replicas: bool,
         lease_s: float,
         is_continuous: bool,
         on_commit: Callable[[int], object] | None,
@@ -140,6 +141,7 @@ class Saver:
         self._coordinator, self._root, self._keep = coordinator, root, keep
         self._group = group
         self._asynchronous, self._lease_s = asynchronous, lease_s
+        self._check_replicas = check_replicas
         self._arena = Arena()
         self._reserving: threading.Thread | None = None
         self._running: _Running | None = None
@@ -179,6 +181,8 @@ class Saver:
         with self._turn, self._coordinator.call("save", "main", self._group.named):
             settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S")
             self._check_keep(step, metrics)
+            if self._check_replicas:
+                self._compare_replicas(step, state, timeout_s)
             self._save(step, state, user, metrics, timeout_s, number)
 
     def _save(
@@ -250,6 +254,26 @@ class Saver:
         if lines and not self._is_unranked and self._coordinator.process == self._group.lead:
             self._is_unranked = True
             _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
+
+    def _compare_replicas(self, step: int, state: Any, timeout_s: float | None) -> None:
+        """Raise on all processes if devices hold different bits of the state's arrays."""
+        import jax
+
+        from shoal.checkpoint.saving.state import read_state
+        from shoal.collectives.arguments import deadline_of
+        from shoal.collectives.check_replicas import compare_replicas
+        from shoal.collectives.leaves import LeafSpec, leaf_of
+
+        operation = f"save({step})"
+        leaves = read_state(state, self._group.count, operation).leaves
+        arrays = [leaf for leaf in leaves if isinstance(leaf.value, jax.Array)]
+        found = [leaf_of(leaf.record.name, leaf.value) for leaf in arrays]
+        raise_all(operation, [problem for problem in found if isinstance(problem, str)])
+        specs = [spec for spec in found if isinstance(spec, LeafSpec)]
+        call = Call("check_replicas", "save", callsite(), tuple(spec.line for spec in specs))
+        deadline = deadline_of(operation, None, timeout_s, "main")
+        values = [leaf.value for leaf in arrays]
+        compare_replicas(self._coordinator, call, specs, values, deadline, "main", self._group)
 
     def _check_asked(self, step: int, state: State) -> None:
         """Refuse a state that could not be resumed; with an open notice the state comes first."""
