@@ -205,7 +205,7 @@ class StalledError(ShoalError):
 class NonFiniteError(ShoalError, FloatingPointError):
     """A value is a NaN or an infinity. Raised on every process that checked it.
 
-    It describes the first one: `path` is its leaf (empty: the tree is one leaf), `index` its place
+    It describes the first one: `path` is its leaf ("the value": the tree is one), `index` its place
     in the leaf, `value` the value as text, `process` and `device` hold it (`device` is the id, None
     for a value of the host), `step` is the step of that process, or None. `counts` maps "nan",
     "inf" and "-inf" to their numbers in that leaf, of which replicas count once; `also` has the

@@ -76,7 +76,7 @@ class Shared:
 
     def __init__(self, monkeypatch, owners):
         self._here = threading.local()
-        self._owners = owners  # the process of each device
+        self.owners = owners  # the process of each device
         for module in CHECKS:
             monkeypatch.setattr(module, "shards_here", self._shards_here)
             monkeypatch.setattr(module, "layout_line", lambda leaf, value: f"{leaf.path}: shared")
@@ -86,4 +86,4 @@ class Shared:
 
     def _shards_here(self, leaf, array):
         shards = device_shards.shards_here(leaf, array)
-        return [one for one in shards if self._owners[one.device] == self._here.process]
+        return [one for one in shards if self.owners[one.device] == self._here.process]

@@ -21,6 +21,7 @@ from shoal.collectives.device_shards import (
     shards_here,
 )
 from shoal.collectives.leaves import Array, LeafSpec, require_values
+from shoal.collectives.same import SharedPart
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import NonFiniteError, counted
@@ -109,7 +110,7 @@ def check_finite(
         raise _error(ThisProcess(coordinator.process, coordinator.hosts), call, spec.leaves, found)
 
 
-class _Part(NamedTuple):
+class _Searched(NamedTuple):
     """A value of the host, or a shard of a device."""
 
     region: int
@@ -128,16 +129,18 @@ class _Part(NamedTuple):
         return self.value.read() if isinstance(self.value, DeviceShard) else self.value
 
 
-def _parts(leaf: LeafSpec, value: Any) -> list[_Part]:
+def _parts(leaf: LeafSpec, value: Any) -> list[_Searched]:
     """Return the parts of a leaf that may hold a value that is not finite."""
     if leaf.kind in ("float", "complex"):
-        return [_Part(0, (), None, 1, np.asarray(value))]
+        return [_Searched(0, (), None, 1, np.asarray(value))]
     if leaf.dtype is None or leaf.kind == "key" or not _has_non_finite(leaf.dtype):
         return []
     if not isinstance(value, jax.Array):
-        return [_Part(0, (0,) * np.ndim(value), None, 1, np.asarray(value))]
+        return [_Searched(0, (0,) * np.ndim(value), None, 1, np.asarray(value))]
     return [
-        _Part(one.region, tuple(first for first, _ in one.box), one.device, len(one.holders), one)
+        _Searched(
+            one.region, tuple(first for first, _ in one.box), one.device, len(one.holders), one
+        )
         for one in shards_here(leaf, value)
         if one.data.size
     ]
@@ -171,13 +174,13 @@ def _narrow(dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
 # ---- The search: on the devices, or in blocks on the host.
 
 
-def _bad_parts(parts: Sequence[Sequence[_Part]]) -> dict[int, list[_Part]]:
+def _bad_parts(parts: Sequence[Sequence[_Searched]]) -> dict[int, list[_Searched]]:
     """Return the parts that are not finite, by the number of their leaf."""
     started = [
         on_each(_is_bad, [part.value.data for part in of_leaf if part.is_reduced])
         for of_leaf in parts
     ]
-    bad: dict[int, list[_Part]] = {}
+    bad: dict[int, list[_Searched]] = {}
     for number, of_leaf in enumerate(parts):  # NumPy works while the devices do
         found = [part for part in of_leaf if not part.is_reduced and _is_bad_on_host(part.read())]
         bad |= {number: found} if found else {}
@@ -233,7 +236,7 @@ def _bad(block: Array) -> Array:
 
 
 def _found(
-    bad: Mapping[int, Sequence[_Part]], are_global: Sequence[bool], step: int | None
+    bad: Mapping[int, Sequence[_Searched]], are_global: Sequence[bool], step: int | None
 ) -> bytes:
     """Return what this process found in its first leaf, as JSON."""
     leaf = min(bad)
@@ -242,7 +245,7 @@ def _found(
     return json.dumps(found | {"global": are_global[leaf]}).encode()
 
 
-def _row(part: _Part) -> dict[str, Any]:
+def _row(part: _Searched) -> dict[str, Any]:
     """Describe the values of a part that are not finite."""
     array = part.read()
     flat, first = _flat(array), -1
@@ -294,8 +297,8 @@ def _error(
         most = max(held, key=lambda one: sum(one.values()))
         counts = {kind: counts[kind] + most[kind] for kind in counts}
     leaf, step = leaves[number], of_leaf[process]["step"]
-    path = "" if leaf.path == "the value" else leaf.path
-    place = f"{path}{index}" if index else leaf.path
+    item = int(np.ravel_multi_index(index, leaf.shape)) if index else 0
+    place = SharedPart(leaf, None, None, None).place(item)
     device = first["device"]
     where = me.name(process) if device is None else f"device {device} of {me.name(process)}"
     same = sum(row["region"] == first["region"] for _, _, row in rows)
@@ -315,6 +318,6 @@ def _error(
         lines.append(f"  Also not finite: {shown}{more}.")
     return NonFiniteError(
         "\n".join(lines),
-        path=path, index=index, value=first["value"], process=process, device=device,
+        path=leaf.path, index=index, value=first["value"], process=process, device=device,
         counts=counts, step=step, also=[leaves[n].path for n in also],
     )  # fmt: skip

@@ -115,7 +115,8 @@ def check_replicas(
 
     >>> import numpy as np
     >>> from shoal import make_mesh, put
-    >>> check_replicas(put({"w": np.zeros(8)}, make_mesh({"data": -1})), name="parameters")
+    >>> state = put({"w": np.zeros(8, np.float32)}, make_mesh({"data": -1}))
+    >>> check_replicas(state, name="state")
     """
     deadline = deadline_of("check_replicas", name, timeout_s, lane)
     group = group_in(coordinator, "check_replicas", processes)
@@ -302,7 +303,7 @@ def _first_leaf(sums: Sequence[int], bring: Meet) -> int:
     return low
 
 
-class _Held(NamedTuple):
+class _Digested(NamedTuple):
     """A replica of the region that differs."""
 
     process: int
@@ -320,18 +321,18 @@ def _difference(
 ) -> DivergenceError:
     """Find the first region that differs and the first item in it; return the error."""
     rows = [(one.shard.region, one.shard.device, one.digest.hex()) for one in replicas]
-    regions: dict[tuple[int, int], list[_Held]] = {}
+    regions: dict[tuple[int, int], list[_Digested]] = {}
     for process, answer in bring(json.dumps(rows).encode()).items():
         for region, device, digest in json.loads(answer):
             # Of an array on one process's devices each process has one of its own.
             key = region, -1 if is_global else process
-            regions.setdefault(key, []).append(_Held(process, device, digest))
+            regions.setdefault(key, []).append(_Digested(process, device, digest))
     (region, _), held = next(
         (key, held)
         for key, held in sorted(regions.items())
         if len({one.digest for one in held}) > 1
     )
-    versions: dict[str, list[_Held]] = {}
+    versions: dict[str, list[_Digested]] = {}
     for one in sorted(held):
         versions.setdefault(one.digest, []).append(one)
     groups = sorted(versions.values(), key=lambda group: (len(group), group))
@@ -355,7 +356,7 @@ def _difference(
     )
 
 
-def _nearest(group: Sequence[_Held], other: Sequence[_Held]) -> tuple[_Held, _Held]:
+def _nearest(group: Sequence[_Digested], other: Sequence[_Digested]) -> tuple[_Digested, _Digested]:
     """Return a replica of each version; of one process, if any holds both."""
     by_process = {one.process: one for one in reversed(other)}
     pairs = [(one, by_process[one.process]) for one in group if one.process in by_process]
@@ -363,7 +364,7 @@ def _nearest(group: Sequence[_Held], other: Sequence[_Held]) -> tuple[_Held, _He
 
 
 def _first_apart(
-    process: int, two: tuple[_Held, _Held], own: Mapping[int, _Replica], bring: Meet
+    process: int, two: tuple[_Digested, _Digested], own: Mapping[int, _Replica], bring: Meet
 ) -> int:
     """Return the first item in which two replicas differ; all processes get the same."""
     processes = [one.process for one in two]
@@ -377,7 +378,7 @@ def _first_apart(
 def _values(
     leaf: LeafSpec,
     index: int,
-    shown: Sequence[_Held],
+    shown: Sequence[_Digested],
     process: int,
     own: Mapping[int, _Replica],
     bring: Meet,
@@ -393,7 +394,7 @@ def _values(
     return rows[0][0], [value for _, value in rows]
 
 
-def _side(call: Said, group: Sequence[_Held], value: str) -> Said:
+def _side(call: Said, group: Sequence[_Digested], value: str) -> Said:
     """Return what the devices of a version hold."""
     ranges = ranges_of(sorted(one.device for one in group))
     listed = ", ".join(map(range_text, ranges[:_MOST_RANGES]))
