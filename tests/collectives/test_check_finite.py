@@ -101,7 +101,7 @@ def test_a_mask_describes_the_values_of_narrow_floats(dtype):
         (np.array([0, -np.inf]), "-inf"), (np.array(["x"]), ""), (True, ""), (1 << 2000, ""),
         (np.array([np.nan], ml_dtypes.bfloat16), "nan"), (1e308, ""), ("nan", ""), (None, ""),
         (np.full((2, 3), np.nan)[:, ::2], "nan"),
-        (np.array([1.0, np.nan], ">f8"), "nan"), (np.datetime64("NaT"), ""), (b"", ""),
+        (np.array([1.0, np.nan], ">f8"), "nan"), (np.datetime64("NaT", "s"), ""), (b"", ""),
         (np.zeros((0, 3)), ""), (jax.random.key(0), ""), (jnp.float32(np.inf), "inf"),
     ],
     ids=repr,

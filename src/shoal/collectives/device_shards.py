@@ -20,7 +20,8 @@ from shoal.collectives.leaves import LeafSpec, box_of, words_of
 from shoal.hashing import quick_digest
 from shoal.plan.shards import Box
 
-_WITHOUT_PROGRAMS = ("int1", "uint1")  # XLA stores them, and computes nothing with them
+# XLA stores them, and compiles no program of them (jax 0.10 to 0.12).
+_WITHOUT_PROGRAMS = ("int1", "uint1", "float6_e2m3fn", "float6_e3m2fn")
 Program = Callable[[jax.Array], jax.Array]
 
 
