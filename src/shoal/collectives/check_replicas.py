@@ -200,17 +200,16 @@ def _hashed(replicas: Sequence[Sequence[_Replica]]) -> list[list[_Replica]]:
         on_each(_digest, [one.shard.data for one in of_leaf if not is_on_host(one.shard.data)])
         for of_leaf in replicas
     ]
-    found = []
+    found: list[list[_Replica]] = []
     for of_leaf, results in zip(replicas, started, strict=True):
         of_devices = iter(results)
-        found.append([
-            one._replace(
-                digest=digest_of(_items(one))
-                if is_on_host(one.shard.data)
-                else np.asarray(next(of_devices)).tobytes()
-            )
-            for one in of_leaf
-        ])  # fmt: skip
+        found.append([])
+        for one in of_leaf:
+            if is_on_host(one.shard.data):
+                digest = digest_of(_items(one))
+            else:
+                digest = np.asarray(next(of_devices)).tobytes()
+            found[-1].append(one._replace(digest=digest))
     return found
 
 
