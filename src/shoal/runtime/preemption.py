@@ -20,6 +20,7 @@ from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point, group_of
+from shoal.runtime.rules.requested_saves import FAILED
 from shoal.runtime.rules.stopping import (
     LAST,
     REQUEUE,
@@ -128,6 +129,39 @@ def stops_at_save(coordinator: Coordinator, caller: str, step: int) -> bool:
     if answer is not None:
         return answer
     return _wait(coordinator, caller, lambda: coordinator.stop.should_save(step), None)
+
+
+def is_requested(coordinator: Coordinator, caller: str, step: int) -> bool:
+    """Return whether a save of this step answers `shoal save`: equal on all processes.
+
+    Without a request it sends nothing and waits for nothing.
+
+    Args:
+      caller: the call that saves, for messages.
+    """
+    saves = coordinator.stop.saves
+    answer = saves.is_due(step)
+    if answer is not None:
+        return answer
+    return _wait(coordinator, caller, lambda: saves.is_due(step), None)
+
+
+@contextlib.contextmanager
+def save_noted(coordinator: Coordinator, step: int) -> Iterator[None]:
+    """Record that a save begins in this block, and whether it fails there, for `shoal save`."""
+    coordinator.stop.saves.begin(step)
+    try:
+        yield
+    except BaseException:
+        note_requested(coordinator, step, FAILED)
+        raise
+
+
+def note_requested(coordinator: Coordinator, step: int, state: str) -> None:
+    """Report what has become of a save, if it was requested: COMMITTED or FAILED."""
+    report = coordinator.stop.saves.end(step, state)
+    if report is not None:
+        coordinator.report_save(report)
 
 
 @local

@@ -51,7 +51,14 @@ from shoal.runtime import process
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
-from shoal.runtime.preemption import failure_noted, stops_at_save
+from shoal.runtime.preemption import (
+    failure_noted,
+    is_requested,
+    note_requested,
+    save_noted,
+    stops_at_save,
+)
+from shoal.runtime.rules.requested_saves import BY_STEPS, COMMITTED, EACH_CALL
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.tracebacks import at_caller
 
@@ -194,13 +201,16 @@ class Checkpoints(ReadOnlyHistory):
             is_free=self._saver.is_free, last=-1 if last is None else last,
         )  # fmt: skip
         self._saver.on_failed = self._cadence.undo
+        self._pace = EACH_CALL if self._cadence.wants_every_step else BY_STEPS
+        coordinator.stop.saves.begin_history(self._pace, is_all=self._group.is_all)
 
     # ---- saving
 
     @collective("processes")
     @refused_for_all(_fail_look)
     def should_save(self, step: int) -> bool:
-        """Return whether `every` wants this step saved, or a notice: the same on all processes.
+        """Return whether `every` wants this step saved, or a notice, or `shoal save`: the same on
+        all processes.
 
         Collective over processes.
 
@@ -216,7 +226,8 @@ class Checkpoints(ReadOnlyHistory):
         except BaseException as error:
             _fail_look(error, self)
             raise
-        return self._cadence.wants(number) or self._stops_at(number, "should_save")
+        wants, is_asked = self._cadence.wants(number), self._is_requested(number, "should_save")
+        return wants or is_asked or self._stops_at(number, "should_save")
 
     @collective("processes")
     @refused_for_all(_fail_save)
@@ -272,17 +283,21 @@ class Checkpoints(ReadOnlyHistory):
             except BaseException as error:
                 _fail_save(error, self, step, force=force)
                 raise
-            if not (force or self._cadence.wants(step) or self._stops_at(step, "save")):
+            wants = force or self._cadence.wants(step)
+            is_asked = self._is_requested(step, "save")
+            if not (wants or is_asked or self._stops_at(step, "save")):
                 return False
             limit_s = self._timeout_s if timeout_s is None else timeout_s
             # A loop may save, ask, and save what it stops at again.
             is_again = step == self._cadence.last
-            if is_again and stops_at_save(self._coordinator, f"save({step})", step):
-                self._saver.settle(limit_s)
-                return True
-            self._saver.save(
-                step, state, user=user, metrics=metrics, timeout_s=limit_s, number=number
-            )
+            with save_noted(self._coordinator, step):
+                if is_again and stops_at_save(self._coordinator, f"save({step})", step):
+                    self._saver.settle(limit_s)
+                    note_requested(self._coordinator, step, COMMITTED)
+                    return True
+                self._saver.save(
+                    step, state, user=user, metrics=metrics, timeout_s=limit_s, number=number
+                )
             self._cadence.begin(step)
             return True
 
@@ -487,6 +502,8 @@ class Checkpoints(ReadOnlyHistory):
         Collective over processes.
         """
         self._saver.refuse_in_on_commit("close")
+        if not self._is_closed:
+            self._coordinator.stop.saves.end_history(self._pace)
         self._is_closed = True
         self._saver.settle(None)
 
@@ -549,6 +566,11 @@ class Checkpoints(ReadOnlyHistory):
             return self._cadence.wants(step_number("save", step))
         except UsageError:
             return self._cadence.wants_every_step
+
+    def _is_requested(self, step: int, operation: str) -> bool:
+        """Return whether `shoal save` wants this step saved; each call counts."""
+        caller = f"{operation}({step})"
+        return step != self._cadence.last and is_requested(self._coordinator, caller, step)
 
     def _stops_at(self, step: int, operation: str) -> bool:
         """Return whether a notice wants this step saved, though `every` does not."""

@@ -37,8 +37,9 @@ from shoal.errors import (
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.preemption import note_failed, note_kept
+from shoal.runtime.preemption import note_failed, note_kept, note_requested
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.requested_saves import COMMITTED, FAILED
 from shoal.runtime.rules.stopping import Notice
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
@@ -201,6 +202,7 @@ class Saver:
 
         def committed(num_bytes: int) -> None:
             note_kept(self._coordinator, self._root.path, number)
+            note_requested(self._coordinator, step, COMMITTED)
             self._rate = Rate(num_bytes, time.monotonic() - began)
             self.damaged.pop(step, None)  # it is replaced
             self._retain(step, site)
@@ -221,6 +223,7 @@ class Saver:
             def failed() -> None:
                 # It counts as a failure of now, whenever that is, until it is raised.
                 note_failed(self._coordinator, self._root.path, math.inf)
+                note_requested(self._coordinator, step, FAILED)
                 self._agree_on(following, site, timeout_s)
 
             def done(commit: Commit) -> None:

@@ -18,8 +18,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.messages import departure_of, notice_of, stop_agreement_of
+from shoal.runtime.rules.messages import (
+    departure_of,
+    notice_of,
+    save_order_of,
+    stop_agreement_of,
+)
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stalls import seen_header
 from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
@@ -115,6 +121,9 @@ class Watched(Protocol):
 
     def report_stop(self, report: StopReport) -> None:
         """Send an answer about stopping, one way."""
+
+    def report_save(self, report: SaveReport) -> None:
+        """Send an answer to a request to save, one way."""
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way."""
@@ -234,6 +243,11 @@ class Watcher:
     def _stop(self, frame: Frame) -> None:
         self._watched.stop.settle(stop_agreement_of(frame))
 
+    def _save(self, frame: Frame) -> None:
+        report = self._watched.stop.saves.receive(save_order_of(frame.header))
+        if report is not None:
+            self._watched.report_save(report)
+
     def _trail(self, frame: Frame) -> None:
         group, lane = frame.header.get("group"), text_field(frame.header, "lane")
         members = None if group is None else tuple(group)
@@ -279,6 +293,7 @@ class Watcher:
         "left": _left,  # the first process that left in order
         "notice": _notice,  # of preemption
         "stop": _stop,  # the agreed step
+        "save": _save,  # a request to save, or its agreed step
         "trail": _trail,  # one that differs between processes
         "silent": _silent,  # a process that runs, and gives no sign of life
         "stacks": _stacks,  # a request for those of this process

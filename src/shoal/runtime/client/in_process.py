@@ -19,10 +19,11 @@ from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.meeting_answers import Outcome
+from shoal.runtime.rules.meeting_answers import Outcome, SaveState
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
+from shoal.runtime.rules.requested_saves import SaveOrder, SaveReport, SaveRequests, Sent
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks
 from shoal.runtime.system.failure_words import Departure
@@ -64,6 +65,9 @@ class LocalJob:
         self._lock = threading.Lock()
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
+        self._requests: SaveRequests[Callable[[SaveState], object]] = SaveRequests(
+            num_processes, lambda: self._rounds.is_open
+        )
         self._marks = LatestMarks()
         self.report_to_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
@@ -83,12 +87,14 @@ class LocalJob:
                 coordinator.stop.wake()
         with self._lock:
             self._push_stop(self._rounds.depart(process))
+            self._carry(self._requests.depart(process))
 
     def give_notice(self, process: int, given: ReceivedNotice) -> None:
         """Pass a preemption notice of one process on to all."""
         self.report_to_launcher(given)
         with self._lock:
             number = self._rounds.give()
+            self._carry(self._requests.overtake())
             for coordinator in self.coordinators:
                 report = coordinator.stop.receive(number, process, given)
                 if report is not None:
@@ -100,10 +106,29 @@ class LocalJob:
         with self._lock:
             self._push_stop(self._rounds.receive(process, report))
 
-    def awaited(self) -> tuple[int, ...]:
-        """Return the processes that have not answered the open notice."""
+    def request_save(self, tell: Callable[[SaveState], object]) -> None:
+        """Request a save as `shoal save` does; `tell` is called with what becomes of it."""
         with self._lock:
-            return self._rounds.awaited
+            self._carry(self._requests.request(tell, 0))
+
+    def take_save_report(self, process: int, report: SaveReport) -> None:
+        """Take a process's answer to a request to save, or the end of that save."""
+        with self._lock:
+            self._carry(self._requests.receive(process, report))
+
+    def _carry(self, sent: Sent[Callable[[SaveState], object]]) -> None:
+        for one in sent:
+            if isinstance(one, SaveOrder):
+                for coordinator in self.coordinators:
+                    if (report := coordinator.stop.saves.receive(one)) is not None:
+                        self._carry(self._requests.receive(coordinator.process, report))
+            elif isinstance(one.answer, SaveState):
+                one.to(one.answer)
+
+    def awaited(self) -> tuple[int, ...]:
+        """Return the processes that have not answered the open notice or request to save."""
+        with self._lock:
+            return self._rounds.awaited or self._requests.awaited
 
     def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
@@ -305,6 +330,10 @@ class LocalCoordinator(BaseCoordinator):
     def report_stop(self, report: StopReport) -> None:
         """See `Coordinator.report_stop`."""
         self._job.take_stop_report(self.process, report)
+
+    def report_save(self, report: SaveReport) -> None:
+        """See `Coordinator.report_save`."""
+        self._job.take_save_report(self.process, report)
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`."""

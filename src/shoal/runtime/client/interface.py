@@ -15,6 +15,7 @@ from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.point import Member, Point
+from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 
@@ -170,8 +171,12 @@ class Coordinator(Protocol):
     def report_stop(self, report: StopReport) -> None:
         """Send an answer of `stop`, one way."""
 
+    def report_save(self, report: SaveReport) -> None:
+        """Send an answer of `stop.saves`, one way."""
+
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
-        """Query the processes that have not answered the open notice, in order."""
+        """Query the processes that have not answered the open notice or request to save, in
+        order."""
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """Query the state of all processes: one `Member` for each, in order."""

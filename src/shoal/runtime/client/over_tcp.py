@@ -39,11 +39,13 @@ from shoal.runtime.rules.messages import (
     Abandoned,
     abandoned_header,
     notice_header,
+    save_report_header,
     step_text,
     stop_report_header,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
+from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.system.failure_words import Departure
@@ -242,6 +244,10 @@ class TcpCoordinator(BaseCoordinator):
     def report_stop(self, report: StopReport) -> None:
         """See `Coordinator.report_stop`."""
         self.send(stop_report_header(report), step_text(report.highest))
+
+    def report_save(self, report: SaveReport) -> None:
+        """See `Coordinator.report_save`."""
+        self.send(save_report_header(report))
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`. Raises as `members` does."""

@@ -301,13 +301,33 @@ class ReportAsked(NamedTuple):
         return {"reports": self.reports, "states": self.states}
 
 
+class SaveState(NamedTuple):
+    """What has become of a save that `shoal save` requested.
+
+    ``state`` is one of: "agreed", with the step; "queued", until the save of an earlier request has
+    ended; "preempted": the save of a preemption notice answers it; "committed" or "failed", with
+    the step; "no checkpoints": no process has `Checkpoints`; "over": all processes have left.
+    """
+
+    state: str
+    step: int | None = None
+    is_by_steps: bool = False  # "agreed": `every=` selects steps, so that this one is saved
+
+    kind: Literal["save"] = "save"
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts as sent."""
+        return {"state": self.state, "step": self.step, "is_by_steps": self.is_by_steps}
+
+
 Success: TypeAlias = AllMet | SurvivorsMet
 Loss: TypeAlias = ProcessesGone | ServicesLost
 Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
 Known: TypeAlias = (
-    MembersKnown | StacksHeard | StepsAwaited | EndsCompared | Explanation | ReportAsked
+    MembersKnown | StacksHeard | StepsAwaited | EndsCompared | Explanation | ReportAsked | SaveState
 )
 Answer: TypeAlias = Outcome | StillMissing | Known
 

@@ -8,6 +8,16 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.requested_saves import (
+    ANSWERED,
+    BY_STEPS,
+    COMMITTED,
+    EACH_CALL,
+    FAILED,
+    NO_CHECKPOINTS,
+    SaveOrder,
+    SaveReport,
+)
 from shoal.runtime.rules.stopping import (
     EARLIER,
     LAST,
@@ -271,6 +281,36 @@ def stop_agreement_of(frame: Frame) -> StopAgreement:
     header = frame.header
     save_step = whole_field(header, "save_step") if "save_step" in header else 0
     return StopAgreement(whole_field(header, "round"), _step_in(frame.body), save_step)
+
+
+def save_order_header(order: SaveOrder) -> dict[str, Any]:
+    """Return the header of a request to save, or of its step."""
+    more = {} if order.step is None else {"step": order.step}
+    return {"is": "save", "number": order.number, "withdrawn": order.is_withdrawn, **more}
+
+
+def save_order_of(header: Mapping[str, Any]) -> SaveOrder:
+    """Parse a request to save, or its step."""
+    step = whole_field(header, "step") if "step" in header else None
+    return SaveOrder(whole_field(header, "number"), step, bool(header.get("withdrawn")))
+
+
+def save_report_header(report: SaveReport) -> dict[str, Any]:
+    """Return the header of a report about a request to save."""
+    return {"do": "save", **report._asdict()}
+
+
+def save_report_of(header: Mapping[str, Any]) -> SaveReport:
+    """Parse a report about a request to save."""
+    number, step, pace = (whole_field(header, name) for name in ("number", "step", "pace"))
+    state = text_field(header, "state")
+    if state not in (ANSWERED, COMMITTED, FAILED) or pace not in (
+        NO_CHECKPOINTS,
+        EACH_CALL,
+        BY_STEPS,
+    ):
+        raise FrameError("fields 'state' and 'pace' are not of a report about a save")
+    return SaveReport(number, state, step, pace)
 
 
 def step_text(step: int | None) -> bytes:

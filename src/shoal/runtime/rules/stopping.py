@@ -29,6 +29,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from shoal.runtime.rules.requested_saves import RequestedSave
+
 REQUEUE = 75  # EX_TEMPFAIL: the exit code of a process that was preempted, and asks to start again
 NOTHING, EARLIER, LAST = range(3)  # what is saved: nothing of the attempt; not its last step; that
 SAVED = "preempted, and saved"
@@ -206,6 +208,7 @@ class Stop:
         self.known = 0  # number of the last notice received
         self.explained = ""  # the line that `exit_code` has logged
         self.changes = 0  # count of events that a thread may wait for
+        self.saves = RequestedSave(self._changed, self._notify)
 
     # ---- the main line
 
@@ -288,6 +291,7 @@ class Stop:
             self._has_saved = self._has_asked = self._is_informed = self._has_stopped = False
             self._failed = {}
             self._verdict_of_job = 0
+            self.saves.restart()
             self._open = [heard for heard in self._open if heard.number > closed]
             self._own = {key: n for key, n in self._own.items() if not 0 < n <= closed}
             self._notify()
@@ -439,6 +443,7 @@ class Stop:
             if is_first and self._top is None:  # no step says what came before the notice
                 self._failed = {}
             self._open.append(_OpenNotice(number, process, given, due))
+            self.saves.overtake()
             self._notify()
             return self._report() if is_first else None
 

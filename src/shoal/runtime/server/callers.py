@@ -4,7 +4,7 @@
 
     Process   a process of a job, one way in each direction: its end is the end of the process
     Lane      calls of a process that wait for an answer; its end has no meaning
-    Observer  queries from outside the job; its end has no meaning
+    Observer  queries from outside the job, and requests to save; its end has no meaning
     Keeper    watches the processes of one host from outside
     Service   a service that all processes need, which wants to be monitored
 """
@@ -27,6 +27,7 @@ from shoal.runtime.rules.messages import (
     failed_of,
     notice_of,
     processes_of,
+    save_report_of,
     step_of,
     stop_report_of,
     trails_of,
@@ -112,6 +113,9 @@ class ProcessCaller:
     def _stop(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.leaving.take_stop_report(self._life.process, stop_report_of(frame))
 
+    def _save(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        self._job.leaving.take_save_report(self._life.process, save_report_of(frame.header))
+
     def _idle(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.take_idle(self._life.process, idle_of(frame.header))
 
@@ -149,6 +153,7 @@ class ProcessCaller:
         "explain": _explain,  # the difference that it has found, for those that arrive later
         "notice": _notice,  # of preemption
         "stop": _stop,  # the step it answered, or that it has saved
+        "save": _save,  # its answer to a request to save, or what has become of that save
         "idle": _idle,  # it has made no progress for long, or makes it again
         "seen": _seen,  # a silent process of its host
         "failed": _failed,  # with a traceback
@@ -271,15 +276,19 @@ def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
 
 
 class ObserverCaller:
-    """A client outside the job that queries the newest one."""
+    """A client outside the job that queries the newest one, and may request a save of it."""
 
     def __init__(self, newest_job: Callable[[], ServedJob]) -> None:
         self._newest_job = newest_job
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `server_sockets.Listener`."""
-        verb, header = text_field(frame.header, "do"), frame.header
-        _known(_QUERIES, verb)(self._newest_job(), connection, header)
+        verb, header, job = text_field(frame.header, "do"), frame.header, self._newest_job()
+        if verb == "save":
+            ticket, then_stops = whole_field(header, "ticket"), bool(header.get("then_stops"))
+            job.leaving.request_save(connection, ticket, then_stops=then_stops)
+        else:
+            _known(_QUERIES, verb)(job, connection, header)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`."""

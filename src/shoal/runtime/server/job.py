@@ -21,6 +21,7 @@ from shoal.runtime.rules.meeting_answers import (
     Answer,
     MembersKnown,
     ReportAsked,
+    SaveState,
     StacksHeard,
     StepsAwaited,
     SurvivorsMet,
@@ -30,9 +31,11 @@ from shoal.runtime.rules.messages import (
     Beat,
     departure_header,
     notice_header,
+    save_order_header,
     step_text,
 )
 from shoal.runtime.rules.reporting import Named, Reporting
+from shoal.runtime.rules.requested_saves import SaveOrder, SaveReport, SaveRequests, Sent
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
@@ -566,10 +569,14 @@ def _body_of(answer: Answer) -> bytes:
 
 
 class Leaving:
-    """The rounds in which the processes of a job agree on the step after which they stop."""
+    """The rounds in which the processes of a job agree on the step after which they stop, and
+    requests to save at an agreed step."""
 
     def __init__(self, num_processes: int, mail: JobMail) -> None:
         self.rounds = Rounds(num_processes)
+        self._requests: SaveRequests[Connection] = SaveRequests(
+            num_processes, lambda: self.rounds.is_open
+        )
         self.on_change: Callable[[], None] = lambda: None  # `rounds` has changed
         self._mail = mail
 
@@ -578,7 +585,29 @@ class Leaving:
         number = self.rounds.give()
         header = {"is": "notice", "number": number, "process": process, **notice_header(given)}
         self._mail.push(self._mail.lives, pack_frame(header))
+        self._send(self._requests.overtake())
         self.on_change()
+
+    def request_save(self, to: Connection, ticket: int, *, then_stops: bool) -> None:
+        """Take an observer's request to save; with `then_stops`, as a preemption notice."""
+        if not self._mail.lives:
+            self._mail.answer([Reply(to, ticket, SaveState("over"))])
+            return
+        self._send(self._requests.request(to, ticket))
+        if then_stops:
+            given = ReceivedNotice("--then-stop", "shoal save")
+            self.give_notice(min(self._mail.lives), given)
+
+    def take_save_report(self, process: int, report: SaveReport) -> None:
+        """Take a process's answer to a request to save, or the end of that save."""
+        self._send(self._requests.receive(process, report))
+
+    def _send(self, sent: Sent[Connection]) -> None:
+        for one in sent:
+            if isinstance(one, SaveOrder):
+                self._mail.push(self._mail.lives, pack_frame(save_order_header(one)))
+            else:
+                self._mail.answer([one])
 
     def take_stop_report(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
@@ -588,10 +617,12 @@ class Leaving:
     def depart(self, process: int) -> None:
         """Record that a process is gone and is not waited for."""
         self._push_stop(self.rounds.depart(process))
+        self._send(self._requests.depart(process))
 
     def answer_awaited(self, to: Connection, ticket: int) -> None:
-        """Answer a query for the processes that have not answered the open notice."""
-        self._mail.answer([Reply(to, ticket, StepsAwaited(self.rounds.awaited))])
+        """Answer a query for the processes that have not answered the open notice or request."""
+        awaited = self.rounds.awaited or self._requests.awaited
+        self._mail.answer([Reply(to, ticket, StepsAwaited(awaited))])
 
     def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
