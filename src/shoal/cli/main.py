@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command("shoal.cli.run", "run", {"allow_interspersed_args": False}),
     "watch": Command("shoal.cli.watch", "watch"),
     "stacks": Command("shoal.cli.stacks", "stacks"),
+    "save": Command("shoal.cli.save", "save"),
     "report": Command("shoal.cli.report", "show_report"),
     "doctor": Command("shoal.cli.doctor", "doctor"),
     "coordinator": Command("shoal.cli.coordinator", "coordinator"),

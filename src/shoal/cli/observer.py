@@ -1,4 +1,4 @@
-"""Find a running job, and query its coordinator. An observer only reads.
+"""Find a running job, and query its coordinator. An observer only reads, or requests a save.
 
 The address of a job: `host:port` of its coordinator, or the `job.json` that `shoal run` keeps
 beside the logs while the job runs.
@@ -139,7 +139,7 @@ def _read(command: str, path: str) -> _JobFile:
 
 
 class Observer:
-    """A read-only connection to a coordinator, with one small query at a time."""
+    """A connection to a coordinator from outside the job, with one small query at a time."""
 
     def __init__(self, command: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
         """Connect.
@@ -150,7 +150,7 @@ class Observer:
         """
         self.place = place
         self._command = command
-        self._answer_s = answer_s
+        self.answer_s = answer_s
         self._ticket = 0
         self._queried_at = math.inf  # when the pending query was sent
         limit = time.monotonic() + answer_s
@@ -207,7 +207,7 @@ class Observer:
           ProcessLostError: the coordinator is gone.
         """
         self.query()
-        roll = self.answer(time.monotonic() + self._answer_s)
+        roll = self.answer(time.monotonic() + self.answer_s)
         if roll is None:
             raise self._late()
         return roll
@@ -226,11 +226,35 @@ class Observer:
 
     def _stacks(self, processes: Sequence[int] | None) -> dict[int, str]:
         self._put({"do": "stacks", "processes": processes})
-        frame = self._receive(time.monotonic() + self._answer_s)
+        frame = self._receive(time.monotonic() + self.answer_s)
         if frame is None:
             raise self._late()
         found = self._body(frame).get("stacks", {})
         return {int(process): str(text) for process, text in found.items()}
+
+    def request_save(self, *, then_stops: bool) -> None:
+        """Request a save of the job; with `then_stops`, as a preemption notice."""
+        self._put({"do": "save", "then_stops": then_stops})
+
+    def save_state(self, within_s: float) -> dict[str, Any] | None:
+        """Return what has become of the requested save, at its next change; None: none in time.
+
+        Raises:
+          ProcessLostError: the coordinator is gone.
+        """
+        frame = self._receive(time.monotonic() + within_s)
+        return None if frame is None else self._body(frame)
+
+    def awaited(self) -> list[int]:
+        """Return the processes that have not answered an open request, or notice.
+
+        Raises as `roll` does.
+        """
+        self._put({"do": "awaited"})
+        frame = self._receive(time.monotonic() + self.answer_s)
+        if frame is None:
+            raise self._late()
+        return [int(process) for process in self._body(frame).get("awaited", ())]
 
     def close(self) -> None:
         """Close the connection."""
@@ -241,7 +265,7 @@ class Observer:
         self._queried_at = now = time.monotonic()
         try:
             self._channel.send(
-                pack_frame({**question, "ticket": self._ticket}), now + self._answer_s
+                pack_frame({**question, "ticket": self._ticket}), now + self.answer_s
             )
         except TimeoutError:
             raise self._late() from None
@@ -286,8 +310,8 @@ class Observer:
         return ProcessLostError(f"{self._name()} is gone ({error})")
 
     def _late(self) -> DeadlineError:
-        reason = f"has not answered for {self._answer_s:g} s: frozen or disconnected"
-        return DeadlineError(f"{self._name()} {reason}", waited_s=self._answer_s)
+        reason = f"has not answered for {self.answer_s:g} s: frozen or disconnected"
+        return DeadlineError(f"{self._name()} {reason}", waited_s=self.answer_s)
 
     def _strange(self, error: object) -> ShoalError:
         reason = f"sent an answer that this shoal does not understand: {error}; another version?"

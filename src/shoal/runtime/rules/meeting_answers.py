@@ -306,7 +306,8 @@ class SaveState(NamedTuple):
 
     ``state`` is one of: "agreed", with the step; "queued", until the save of an earlier request has
     ended; "preempted": the save of a preemption notice answers it; "committed" or "failed", with
-    the step; "no checkpoints": no process has `Checkpoints`; "over": all processes have left.
+    the step; "no checkpoints": no process has `Checkpoints`; "not joined": not all processes have
+    joined yet; "over": all have left.
     """
 
     state: str

@@ -286,7 +286,7 @@ class ObserverCaller:
         verb, header, job = text_field(frame.header, "do"), frame.header, self._newest_job()
         if verb == "save":
             ticket, then_stops = whole_field(header, "ticket"), bool(header.get("then_stops"))
-            job.leaving.request_save(connection, ticket, then_stops=then_stops)
+            job.request_save(connection, ticket, then_stops=then_stops)
         else:
             _known(_QUERIES, verb)(job, connection, header)
 

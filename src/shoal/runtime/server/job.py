@@ -270,6 +270,13 @@ class ServedJob:
         self.leaving.depart(process)
         self._answer_ended()
 
+    def request_save(self, to: Connection, ticket: int, *, then_stops: bool) -> None:
+        """Take an observer's request to save; with `then_stops`, as a preemption notice."""
+        if self.meeting is None:
+            self.mail.answer([Reply(to, ticket, SaveState("not joined"))])
+        else:
+            self.leaving.request_save(to, ticket, then_stops=then_stops)
+
     def end_life(self, life: Life, reason: str) -> None:
         """Handle the end of a process's lifetime connection."""
         self.mail.forget(life)
@@ -589,12 +596,9 @@ class Leaving:
         self.on_change()
 
     def request_save(self, to: Connection, ticket: int, *, then_stops: bool) -> None:
-        """Take an observer's request to save; with `then_stops`, as a preemption notice."""
-        if not self._mail.lives:
-            self._mail.answer([Reply(to, ticket, SaveState("over"))])
-            return
+        """See `ServedJob.request_save`."""
         self._send(self._requests.request(to, ticket))
-        if then_stops:
+        if then_stops and self._mail.lives:
             given = ReceivedNotice("--then-stop", "shoal save")
             self.give_notice(min(self._mail.lives), given)
 

@@ -1,0 +1,124 @@
+"""`shoal save`: have a running job save now, and go on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.observer import Observer, find
+from shoal.cli.watch import Token, Where
+from shoal.errors import CheckpointError, DeadlineError, ProcessLostError, UsageError
+from shoal.runtime.system.failure_words import listed
+
+_HELP = """\
+Have a running job save its state now, and continue.
+
+WHERE is host:port of the job's coordinator, or the log directory of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else your only running job on this host.
+
+\b
+Examples:
+  shoal save                request a save of the job on this host
+  shoal save --wait         also wait until it is committed; print its step
+  shoal save logs           the job of shoal run --log-dir logs
+  shoal save --then-stop    as a preemption notice: save, and exit with 75
+
+\b
+The job must save with shoal.Checkpoints. All processes save at the same
+step: the first that no process has passed when the request arrives. It is
+saved whatever every= says. If the loop itself decides when to call save, its
+next call is the save. A preemption notice that arrives before the step is
+agreed takes the place of the request. A second request joins the first one
+until its step is agreed; then it is a save of its own.
+
+\b
+Exit code:
+  0      requested; with --wait: committed
+  1      the save failed: the output of the job has the error
+  2      wrong usage, no such job, or the job has no shoal.Checkpoints
+  71     the job ended before it saved
+  73     the coordinator, or a process of the job, does not answer
+  74     nothing listens there, or the token is wrong
+  130    ended by Ctrl-C; the request remains
+"""
+
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait for the commit, and print its step.")]
+_ThenStop = Annotated[
+    bool, typer.Option("--then-stop", help="The job also stops, as for a preemption notice.")
+]
+
+
+def save(
+    where: Where = None,
+    token: Token = None,
+    wait: _Wait = False,
+    then_stop: _ThenStop = False,
+) -> None:
+    """Have a running job save its state now, and continue."""
+    try:
+        with contextlib.closing(Observer("save", find("save", where, token))) as observer:
+            observer.request_save(then_stops=then_stop)
+            print(_committed_step(observer) if wait else _requested(observer))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+save.__doc__ = _HELP
+
+
+def _requested(observer: Observer) -> str:
+    """Return what the job answers to the request.
+
+    Raises:
+      DeadlineError: a process does not answer.
+    """
+    answer = observer.save_state(observer.answer_s)
+    if answer is None:
+        missing = observer.awaited()
+        detail = f"{listed(missing)} of the job: frozen or disconnected" if missing else "the job"
+        raise DeadlineError(
+            f"save: requested, but no answer within {observer.answer_s:g} s from {detail}\n"
+            "the job saves once it answers; shoal watch shows its processes"
+        )
+    _refuse(answer)
+    match answer["state"]:
+        case "agreed" if answer["is_by_steps"]:
+            return f"requested: the job saves step {answer['step']}, or the first one after it"
+        case "agreed":
+            return (
+                "requested: the job asks again at its next save, since its loop chooses the steps"
+            )
+        case "queued":
+            return "requested: the job saves once more when the requested save that runs has ended"
+        case "preempted":
+            return "requested: the job saves and stops for a preemption notice"
+    return f"step {answer['step']} is saved"
+
+
+def _committed_step(observer: Observer) -> int:
+    """Wait for the commit; return its step."""
+    while (answer := observer.save_state(math.inf)) is None or answer["state"] != "committed":
+        _refuse(answer or {})
+    return int(answer["step"])
+
+
+def _refuse(answer: Mapping[str, Any]) -> None:
+    """Raise the error that an answer is, if it is one."""
+    match answer.get("state"):
+        case "no checkpoints":
+            reason = "no process has opened shoal.Checkpoints, so none can save for it"
+            raise UsageError(f"save: the job has nothing to save with: {reason}")
+        case "not joined":
+            reason = "its processes have not called shoal.initialize() yet, or not all of them"
+            raise UsageError(f"save: the job has not begun: {reason}")
+        case "over":
+            raise ProcessLostError("save: the job ended before it saved")
+        case "failed":
+            step = answer.get("step")
+            raise CheckpointError(
+                f"save: the save of step {step} failed: the output of the job has the error"
+            )
