@@ -28,12 +28,12 @@ Examples:
   shoal save --then-stop    as a preemption notice: save, and exit with 75
 
 \b
-The job must save with shoal.Checkpoints. All processes save at the same
-step: the first that no process has passed when the request arrives. It is
-saved whatever every= says. If the loop itself decides when to call save, its
-next call is the save. A preemption notice that arrives before the step is
-agreed takes the place of the request. A second request joins the first one
-until its step is agreed; then it is a save of its own.
+The job must have two processes or more, and save with shoal.Checkpoints. All
+processes save the same step, the first that no process has passed yet,
+whether or not every= selects it. A loop that itself decides when to call save
+asks again at its next save. If a preemption notice arrives before the step is
+agreed, the save of the notice takes the place of this one. A second request
+joins the first until its step is agreed, and is a save of its own afterwards.
 
 \b
 Exit code:
@@ -89,11 +89,7 @@ def _requested(observer: Observer) -> str:
         case "agreed" if answer["is_by_steps"]:
             return f"requested: the job saves step {answer['step']}, or the first one after it"
         case "agreed":
-            return (
-                "requested: the job asks again at its next save, since its loop chooses the steps"
-            )
-        case "queued":
-            return "requested: the job saves once more when the requested save that runs has ended"
+            return "requested: the job asks again at its next save"
         case "preempted":
             return "requested: the job saves and stops for a preemption notice"
     return f"step {answer['step']} is saved"
@@ -101,8 +97,11 @@ def _requested(observer: Observer) -> str:
 
 def _committed_step(observer: Observer) -> int:
     """Wait for the commit; return its step."""
-    while (answer := observer.save_state(math.inf)) is None or answer["state"] != "committed":
-        _refuse(answer or {})
+    try:
+        while (answer := observer.save_state(math.inf)) is None or answer["state"] != "committed":
+            _refuse(answer or {})
+    except ProcessLostError as error:  # its coordinator, too, has closed
+        raise ProcessLostError("save: the job ended before it saved") from error
     return int(answer["step"])
 
 
@@ -113,8 +112,8 @@ def _refuse(answer: Mapping[str, Any]) -> None:
             reason = "no process has opened shoal.Checkpoints, so none can save for it"
             raise UsageError(f"save: the job has nothing to save with: {reason}")
         case "not joined":
-            reason = "its processes have not called shoal.initialize() yet, or not all of them"
-            raise UsageError(f"save: the job has not begun: {reason}")
+            reason = "a job of one process never does, one of several at shoal.initialize()"
+            raise UsageError(f"save: not all processes have joined the job: {reason}")
         case "over":
             raise ProcessLostError("save: the job ended before it saved")
         case "failed":

@@ -37,6 +37,7 @@ class World:
         self.down = [deque() for _ in self.stops]
         self.living = set(range(processes))
         self.next = [(0, "should_save")] * processes
+        self.running = [deque() for _ in self.stops]  # the steps of saves
         self.every = saves_each
         self.requested = [[] for _ in self.stops]  # the steps saved for requests
         self.states = []  # what the observers have received
@@ -50,23 +51,35 @@ class World:
                 self.states.append((one.to, one.answer.state, one.answer.step))
 
     def call(self, p):
-        """Make the next call of a loop: `should_save(step)`, then perhaps `save(step)`."""
+        """Go on in a loop: it asks at each step, calls `save` if it shall, which asks and begins.
+
+        A frame may arrive between any two of these; the save ends later.
+        """
         step, call = self.next[p]
         saves = self.stops[p].saves
+        if call == "begin":
+            saves.begin(step)
+            self.running[p].append(step)
+            self.next[p] = step + 1, "should_save"
+            return
         is_due = saves.is_due(step)
         if is_due is None:
             return  # it waits: the call is made again
         wants = is_due or (self.every and step % self.every == self.every - 1)
-        if call == "should_save" and wants:
+        if not wants:
+            self.next[p] = step + 1, "should_save"
+        elif call == "should_save":
             self.next[p] = step, "save"
-            return
-        if wants:
-            saves.begin(step)
+        else:
             if is_due:
                 self.requested[p].append(step)
-            if (report := saves.end(step, COMMITTED)) is not None:
-                self.up[p].append(report)
-        self.next[p] = step + 1, "should_save"
+            self.next[p] = step, "begin"
+
+    def commit(self, p):
+        """End the oldest save that runs."""
+        if self.running[p]:
+            report = self.stops[p].saves.end(self.running[p].popleft(), COMMITTED)
+            self.up[p] += [report] if report else []
 
     def request(self, to):
         self.send(self.requests.request(to, 1))
@@ -113,13 +126,14 @@ class World:
             for p in self.living:
                 self.carry_up(p)
                 self.carry_down(p)
+                self.commit(p)
                 if self.next[p][0] < last:
                     self.call(p)
         assert all(self.next[p][0] == last for p in self.living), "a call waits for ever"
         assert not any(self.up[p] or self.down[p] for p in self.living)
 
 
-ACTIONS = ["call"] * 8 + ["carry_up", "carry_down"] * 4 + ["request"] * 2
+ACTIONS = ["call"] * 8 + ["commit"] * 2 + ["carry_up", "carry_down"] * 4 + ["request"] * 2
 
 
 @settings(max_examples=400, deadline=None)
@@ -165,6 +179,7 @@ def test_each_request_of_a_sequence_saves_one_more_step(turns, has_every):
                 world.carry_up(p)
                 world.carry_down(p)
                 world.call(p)
+                world.commit(p)
     world.settle()
     assert world.requested[0] == world.requested[1]
     assert len(set(world.requested[0])) == 3
@@ -182,6 +197,7 @@ def test_the_step_is_the_first_that_no_process_has_passed():
     assert world.states == [("cli", "agreed", 11), ("cli", "committed", 11)]
     for _ in range(10):  # it is closed
         world.call(0)
+        world.commit(0)
     assert world.requested[0] == [11]
 
 
@@ -230,12 +246,58 @@ def test_a_later_request_has_a_save_of_its_own():
         ("a", "agreed", False),
         ("b", "agreed", False),
     ]
-    assert requests.request("c", 1)[0].answer.state == "queued"
-    *told, order = requests.receive(0, SaveReport(1, COMMITTED, 5))
-    assert [(one.to, one.answer.state) for one in told] == [("a", "committed"), ("b", "committed")]
-    assert order == SaveOrder(2)
+    assert requests.request("c", 1) == [SaveOrder(2)]  # while the save of the first may run
     order, told = requests.receive(0, SaveReport(2, ANSWERED, 5, BY_STEPS))
     assert (order, told.to) == (SaveOrder(2, 6), "c")
+    told = requests.receive(0, SaveReport(1, COMMITTED, 5))
+    assert [(one.to, one.answer.state) for one in told] == [("a", "committed"), ("b", "committed")]
+    assert [one.to for one in requests.receive(0, SaveReport(2, COMMITTED, 6))] == ["c"]
+
+
+def test_a_step_that_is_about_to_be_saved_is_passed():
+    """Process 0 is within `save` of the agreed step when the next request arrives."""
+    world = World(2)
+    world.request("a")
+    for p in (0, 1, 0, 1):
+        world.carry_down(p)
+        world.carry_up(p)
+    world.carry_down(1)
+    world.call(0)
+    world.call(0)
+    assert world.next[0] == (0, "begin")
+    world.request("b")
+    for p in (0, 1, 1):
+        world.carry_down(p)
+        world.carry_up(p)
+    world.call(0)
+    world.settle()
+    assert world.requested == [[0, 1], [0, 1]]
+
+
+def test_a_save_answers_earlier_requests_too():
+    """As the one of a notice does while that of a request still runs, or has not begun."""
+    world = World(2)
+    world.request("first")
+    for p in (0, 0, 1, 1):
+        world.carry_down(p)
+        world.carry_up(p)
+    for p in (0, 1):
+        world.carry_down(p)
+    world.request("then stop")
+    world.notice()
+    for p in (0, 0, 1, 1):
+        world.carry_down(p)
+        world.carry_up(p)
+    saves = world.stops[0].saves
+    saves.begin(3)
+    world.up[0].append(saves.end(3, COMMITTED))
+    world.carry_up(0)
+    assert world.states == [
+        ("first", "agreed", 0),
+        ("then stop", "preempted", None),
+        ("first", "committed", 3),
+        ("then stop", "committed", 3),
+    ]
 
 
 def test_a_failed_save_is_reported_and_closes_the_request():

@@ -304,10 +304,9 @@ class ReportAsked(NamedTuple):
 class SaveState(NamedTuple):
     """What has become of a save that `shoal save` requested.
 
-    ``state`` is one of: "agreed", with the step; "queued", until the save of an earlier request has
-    ended; "preempted": the save of a preemption notice answers it; "committed" or "failed", with
-    the step; "no checkpoints": no process has `Checkpoints`; "not joined": not all processes have
-    joined yet; "over": all have left.
+    ``state`` is one of: "agreed", with the step; "preempted": the save of a preemption notice
+    answers it; "committed" or "failed", with the step; "no checkpoints": no process has
+    `Checkpoints`; "not joined": not all processes have joined yet; "over": all have left.
     """
 
     state: str

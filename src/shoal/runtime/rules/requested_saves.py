@@ -12,8 +12,9 @@
                   the commit
 
 This is the agreement of `stopping`, for calls that save instead of calls of `preempted`. It needs
-no rounds: one request is open at a time. One that comes before the step is agreed joins it, a later
-one is opened after it.
+no rounds: one agreement is sought at a time. A request that comes meanwhile joins it; one that
+comes later has the next number, even while the save of the earlier one runs. A save that answers a
+request answers all earlier ones.
 
 A preemption notice overtakes a request without a step: the request is *withdrawn*. All processes
 have its frames and those of notices in one order, so all withdraw the same ones. No step is agreed
@@ -34,7 +35,7 @@ from shoal.runtime.rules.meeting_answers import SaveState
 
 ANSWERED, COMMITTED, FAILED = "answered", "committed", "failed"  # what a process reports
 NO_CHECKPOINTS, EACH_CALL, BY_STEPS = range(3)  # what its `Checkpoints` save: see `SaveReport`
-_CLOSED, _ASKED, _AGREED, _WITHDRAWN = range(4)  # the stages of a request
+_IDLE, _ASKED, _WITHDRAWN = range(3)  # whether the newest request waits for a step, or for any save
 
 
 class SaveOrder(NamedTuple):
@@ -76,13 +77,12 @@ class SaveRequests(Generic[To]):
         """`has_notice`: whether a preemption notice is open."""
         self._has_notice = has_notice
         self._living = set(range(num_processes))
-        self._number = 0
-        self._stage = _CLOSED
+        self._number = 0  # of the newest request
+        self._stage = _IDLE
         self._awaited: set[int] = set()
         self._highest = -1
         self._pace = NO_CHECKPOINTS
-        self._waiting: list[tuple[To, int]] = []  # the observers that the open request answers
-        self._later: list[tuple[To, int]] = []  # those that the next one answers
+        self._waiting: dict[int, list[tuple[To, int]]] = {}  # the observers, by their requests
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -91,34 +91,39 @@ class SaveRequests(Generic[To]):
 
     def request(self, to: To, ticket: int) -> Sent[To]:
         """Take the request of an observer."""
-        if self._stage == _AGREED:
-            self._later.append((to, ticket))
-            return [Reply(to, ticket, SaveState("queued"))]
-        self._waiting.append((to, ticket))
         if self._stage == _ASKED:
+            self._waiting[self._number].append((to, ticket))
             return []
         if self._stage == _WITHDRAWN and self._has_notice():
+            self._waiting[self._number].append((to, ticket))
             return [Reply(to, ticket, SaveState("preempted"))]
-        return self._open()
+        self._number += 1
+        self._stage, self._awaited = _ASKED, set(self._living)
+        self._highest, self._pace = -1, NO_CHECKPOINTS
+        self._waiting[self._number] = [(to, ticket)]
+        told = self.overtake() if self._has_notice() else []
+        is_withdrawn = self._stage == _WITHDRAWN
+        return [SaveOrder(self._number, None, is_withdrawn), *told, *self._settle()]
 
     def receive(self, process: int, report: SaveReport) -> Sent[To]:
         """Take a report of a process."""
-        is_open = report.number == self._number and self._stage != _CLOSED
-        if not is_open or process not in self._living:
+        if process not in self._living:
             return []
         if report.state != ANSWERED:
-            return self._close(SaveState(report.state, report.step))
+            return self._close(report.number, SaveState(report.state, report.step))
+        if report.number != self._number or self._stage != _ASKED:
+            return []
         self._highest = max(self._highest, report.step)
         self._pace = max(self._pace, report.pace)
         self._awaited.discard(process)
         return self._settle()
 
     def overtake(self) -> Sent[To]:
-        """Withdraw the open request if it has no step: a preemption notice is pushed to all."""
+        """Withdraw a request that has no step: a preemption notice is pushed to all."""
         if self._stage != _ASKED:
             return []
         self._stage = _WITHDRAWN
-        return self._replies(SaveState("preempted"))
+        return self._replies(self._number, SaveState("preempted"))
 
     def depart(self, process: int) -> Sent[To]:
         """Stop waiting for a process that is gone."""
@@ -126,52 +131,45 @@ class SaveRequests(Generic[To]):
         self._awaited.discard(process)
         return self._settle()
 
-    def _open(self) -> Sent[To]:
-        is_withdrawn = self._has_notice()
-        self._number += 1
-        self._stage = _WITHDRAWN if is_withdrawn else _ASKED
-        self._awaited = set(self._living)
-        self._highest, self._pace = -1, NO_CHECKPOINTS
-        told = self._replies(SaveState("preempted")) if is_withdrawn else []
-        return [SaveOrder(self._number, None, is_withdrawn), *told, *self._settle()]
-
     def _settle(self) -> Sent[To]:
         if not self._living:
-            self._waiting += self._later
-            self._stage, self._later = _CLOSED, []
-            told, self._waiting = self._replies(SaveState("over")), []
-            return told
+            return self._close(self._number, SaveState("over"))
         if self._stage != _ASKED or self._awaited:
             return []
         if self._pace == NO_CHECKPOINTS:
-            return [SaveOrder(self._number, None, True), *self._close(SaveState("no checkpoints"))]
-        self._stage, step = _AGREED, self._highest + 1
+            told = self._close(self._number, SaveState("no checkpoints"))
+            return [SaveOrder(self._number, None, True), *told]
+        self._stage, step = _IDLE, self._highest + 1
         state = SaveState("agreed", step, self._pace == BY_STEPS)
-        return [SaveOrder(self._number, step), *self._replies(state)]
+        return [SaveOrder(self._number, step), *self._replies(self._number, state)]
 
-    def _close(self, state: SaveState) -> Sent[To]:
-        self._stage = _CLOSED
-        told = self._replies(state)
-        self._waiting, self._later = self._later, []
-        return [*told, *self._open()] if self._waiting else told
+    def _close(self, number: int, state: SaveState) -> Sent[To]:
+        """Answer a request, and all earlier ones."""
+        if number == self._number:
+            self._stage = _IDLE
+        answered = [earlier for earlier in self._waiting if earlier <= number]
+        told = [reply for earlier in answered for reply in self._replies(earlier, state)]
+        for earlier in answered:
+            del self._waiting[earlier]
+        return told
 
-    def _replies(self, state: SaveState) -> Sent[To]:
-        return [Reply(to, ticket, state) for to, ticket in self._waiting]
+    def _replies(self, number: int, state: SaveState) -> Sent[To]:
+        return [Reply(to, ticket, state) for to, ticket in self._waiting.get(number, ())]
 
 
 class RequestedSave:
-    """The request that is known to one process, and its answers. See `stopping.Stop`."""
+    """The requests that are known to one process, and its answers. See `stopping.Stop`."""
 
     def __init__(self, changed: threading.Condition, notify: Callable[[], None]) -> None:
         """`notify` wakes the threads that wait for a change; the lock is held meanwhile."""
         self._lock = changed
         self._notify = notify
-        self._number = 0
-        self._stage = _CLOSED
+        self._number = 0  # of the newest request
+        self._stage = _IDLE
         self._due: list[tuple[int, int]] = []  # numbers and agreed steps that are not saved yet
         self._passed = -1
         self._served: int | None = None  # the step that was saved, until a call for another one
-        self._answers: tuple[int, int] | None = None  # the number and the step of a running save
+        self._answers: dict[int, int] = {}  # by the step of a save: the newest request it answers
         self._histories: list[int] = []  # the pace of each open `Checkpoints`
 
     # ---- the main line
@@ -202,31 +200,32 @@ class RequestedSave:
         with self._lock:
             if step == self._served:
                 return True
-            if any(step >= agreed for _, agreed in self._due):
-                return True
-            if self._stage == _ASKED:
+            is_due = any(step >= agreed for _, agreed in self._due)
+            if self._stage == _ASKED and not is_due:
                 return None
             self._served = None
             self._passed = max(self._passed, step)
-            return False
+            return is_due
 
     def begin(self, step: int) -> None:
         """Record that a save begins: it answers the request if that may be answered here."""
         with self._lock:
             self._passed = max(self._passed, step)
-            if done := [number for number, agreed in self._due if step >= agreed]:
-                self._answers, self._served = (max(done), step), step
+            answered = [number for number, agreed in self._due if step >= agreed]
+            if answered:
+                self._served = step
                 self._due = [one for one in self._due if step < one[1]]
-            elif self._stage == _WITHDRAWN:
-                self._answers, self._stage = (self._number, step), _CLOSED
+            if self._stage == _WITHDRAWN:
+                self._stage = _IDLE
+                answered.append(self._number)
+            if answered:
+                self._answers[step] = max(answered)
 
     def end(self, step: int, state: str) -> SaveReport | None:
         """Record that a save is COMMITTED or has FAILED; return the report to send, if any."""
         with self._lock:
-            if self._answers is None or self._answers[1] != step:
-                return None
-            number, self._answers = self._answers[0], None
-            return SaveReport(number, state, step)
+            number = self._answers.pop(step, None)
+            return None if number is None else SaveReport(number, state, step)
 
     def restart(self) -> None:
         """Compare steps anew: see `Stop.rearm`."""
@@ -246,7 +245,7 @@ class RequestedSave:
             if order.is_withdrawn:
                 self._stage = _WITHDRAWN
             elif order.step is not None:
-                self._stage = _CLOSED
+                self._stage = _IDLE
                 self._due.append((order.number, order.step))
             self._notify()
             pace = max(self._histories, default=NO_CHECKPOINTS)
