@@ -19,11 +19,17 @@ from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.meeting_answers import Outcome, SaveState
+from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.requested_saves import SaveOrder, SaveReport, SaveRequests, Sent
+from shoal.runtime.rules.requested_saves import (
+    SaveOrder,
+    SaveReport,
+    SaveRequests,
+    SaveState,
+    Sent,
+)
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks
 from shoal.runtime.system.failure_words import Departure
@@ -122,7 +128,7 @@ class LocalJob:
                 for coordinator in self.coordinators:
                     if (report := coordinator.stop.saves.receive(one)) is not None:
                         self._carry(self._requests.receive(coordinator.process, report))
-            elif isinstance(one.answer, SaveState):
+            else:
                 one.to(one.answer)
 
     def awaited(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from shoal.runtime.rules.point import Member, Point
+from shoal.runtime.rules.requested_saves import SaveState
 from shoal.runtime.rules.trail_marks import Found, TrailVersion, TrailVersions
 from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
@@ -299,26 +300,6 @@ class ReportAsked(NamedTuple):
     def facts(self) -> Facts:
         """Return the facts as sent."""
         return {"reports": self.reports, "states": self.states}
-
-
-class SaveState(NamedTuple):
-    """What has become of a save that `shoal save` requested.
-
-    ``state`` is one of: "agreed", with the step; "preempted": the save of a preemption notice
-    answers it; "committed" or "failed", with the step; "no checkpoints": no process has
-    `Checkpoints`; "not joined": not all processes have joined yet; "over": all have left.
-    """
-
-    state: str
-    step: int | None = None
-    is_by_steps: bool = False  # "agreed": `every=` selects steps, so that this one is saved
-
-    kind: Literal["save"] = "save"
-
-    @property
-    def facts(self) -> Facts:
-        """Return the facts as sent."""
-        return {"state": self.state, "step": self.step, "is_by_steps": self.is_by_steps}
 
 
 Success: TypeAlias = AllMet | SurvivorsMet

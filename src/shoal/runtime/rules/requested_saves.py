@@ -27,11 +27,8 @@ anything.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeAlias
-
-from shoal.runtime.rules.gathering import Reply, To
-from shoal.runtime.rules.meeting_answers import SaveState
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 ANSWERED, COMMITTED, FAILED = "answered", "committed", "failed"  # what a process reports
 NO_CHECKPOINTS, EACH_CALL, BY_STEPS = range(3)  # what its `Checkpoints` save: see `SaveReport`
@@ -55,7 +52,38 @@ class SaveReport(NamedTuple):
     pace: int = NO_CHECKPOINTS  # EACH_CALL: each call of `save` saves; BY_STEPS: `every=` selects
 
 
-Sent: TypeAlias = "list[SaveOrder | Reply[To]]"
+class SaveState(NamedTuple):
+    """What has become of a save that `shoal save` requested.
+
+    ``state`` is one of: "agreed", with the step; "preempted": the save of a preemption notice
+    answers it; "committed" or "failed", with the step; "no checkpoints": no process has
+    `Checkpoints`; "not joined": not all processes have joined yet; "over": all have left.
+    """
+
+    state: str
+    step: int | None = None
+    is_by_steps: bool = False  # "agreed": `every=` selects steps, so that this one is saved
+
+    kind: Literal["save"] = "save"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the facts as sent."""
+        return {"state": self.state, "step": self.step, "is_by_steps": self.is_by_steps}
+
+
+To = TypeVar("To", bound=Hashable)
+
+
+class SaveReply(NamedTuple, Generic[To]):
+    """A state for an observer, and the ticket of its request."""
+
+    to: To
+    ticket: int
+    answer: SaveState
+
+
+Sent: TypeAlias = "list[SaveOrder | SaveReply[To]]"
 
 
 class SaveRequests(Generic[To]):
@@ -96,7 +124,7 @@ class SaveRequests(Generic[To]):
             return []
         if self._stage == _WITHDRAWN and self._has_notice():
             self._waiting[self._number].append((to, ticket))
-            return [Reply(to, ticket, SaveState("preempted"))]
+            return [SaveReply(to, ticket, SaveState("preempted"))]
         self._number += 1
         self._stage, self._awaited = _ASKED, set(self._living)
         self._highest, self._pace = -1, NO_CHECKPOINTS
@@ -154,7 +182,7 @@ class SaveRequests(Generic[To]):
         return told
 
     def _replies(self, number: int, state: SaveState) -> Sent[To]:
-        return [Reply(to, ticket, state) for to, ticket in self._waiting.get(number, ())]
+        return [SaveReply(to, ticket, state) for to, ticket in self._waiting.get(number, ())]
 
 
 class RequestedSave:

@@ -21,7 +21,6 @@ from shoal.runtime.rules.meeting_answers import (
     Answer,
     MembersKnown,
     ReportAsked,
-    SaveState,
     StacksHeard,
     StepsAwaited,
     SurvivorsMet,
@@ -35,7 +34,13 @@ from shoal.runtime.rules.messages import (
     step_text,
 )
 from shoal.runtime.rules.reporting import Named, Reporting
-from shoal.runtime.rules.requested_saves import SaveOrder, SaveReport, SaveRequests, Sent
+from shoal.runtime.rules.requested_saves import (
+    SaveOrder,
+    SaveReport,
+    SaveRequests,
+    SaveState,
+    Sent,
+)
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
@@ -611,7 +616,7 @@ class Leaving:
             if isinstance(one, SaveOrder):
                 self._mail.push(self._mail.lives, pack_frame(save_order_header(one)))
             else:
-                self._mail.answer([one])
+                self._mail.answer([Reply(*one)])
 
     def take_stop_report(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
