@@ -209,8 +209,7 @@ class Checkpoints(ReadOnlyHistory):
     @collective("processes")
     @refused_for_all(_fail_look)
     def should_save(self, step: int) -> bool:
-        """Return whether `every` wants this step saved, or a notice, or `shoal save`: the same on
-        all processes.
+        """Return whether `every`, a notice or `shoal save` wants this step saved: equal on all.
 
         Collective over processes.
 
@@ -219,7 +218,8 @@ class Checkpoints(ReadOnlyHistory):
         step of the next save in the background, once a save has ended: the first step that no
         process has reached. A process that reaches a step meanwhile waits. From the agreed step of
         a pending preemption notice on (`shoal.preempted`) it is True, except for the step that was
-        saved last: also if the loop calls `preempted` after this, in the same step.
+        saved last: also if the loop calls `preempted` after this, in the same step. The command
+        `shoal save` makes it True at one agreed step, until `save` has saved that.
         """
         try:
             number = step_number("should_save", step)
@@ -264,7 +264,7 @@ class Checkpoints(ReadOnlyHistory):
           timeout_s: deadline of the whole save in seconds; None: that of these checkpoints.
 
         Returns:
-          False if neither `every` nor a notice wants this step, else True.
+          False if neither `every` nor a notice nor `shoal save` wants this step, else True.
 
         Raises:
           StepAlreadyCommittedError: on all: the step is saved already. Not where the program stops
