@@ -36,7 +36,8 @@ def test_three_saves_at_random_moments_and_one_that_stops(child_env, tmp_path, c
         stops = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         (saved, code), other = (ended.value for ended in bench.wait())
     assert (other, code) == ((saved, code), 75)
-    assert (saved[:3], saved[-1], len(saved)) == (requested, int(stops.stdout), 5)
+    assert (saved[:3], saved[-1]) == (requested, int(stops.stdout))
+    assert len(saved) in (4, 5), "one may be the step of the notice"
     with Checkpoints(run, coordinator=LocalJob(1).coordinators[0]) as ckpts:
         assert ckpts.all_steps() == tuple(saved)
         for step in saved:
