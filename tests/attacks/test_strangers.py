@@ -103,8 +103,8 @@ ROWS = (
         "refused, by its user id (Linux)", "test_a_splice_lets_no_other_user_in"),
     Row(READER, "looks for the token in output, logs, reports and command lines",
         "it is not there, with two exceptions: `shoal coordinator` prints the token that it "
-        "generates, and `--token` of `shoal watch` and `shoal stacks` is on their command line: "
-        "use `SHOAL_TOKEN`",
+        "generates, and `--token` of `shoal watch`, `shoal stacks` and `shoal save` is on their "
+        "command line: use `SHOAL_TOKEN`",
         "test_no_log_and_no_command_line_has_the_token"),
     Row(SELF, "reads the token", "**it can**: it is trusted", "test_the_same_user_can_join"),
 )  # fmt: skip
