@@ -293,9 +293,10 @@ class Observer:
         try:
             members = tuple(Member(*row) for row in answer["members"])
             services = tuple(ServiceRow(*row) for row in answer.get("services", ()))
+            programs = tuple(map(str, answer.get("programs", ())))
         except (KeyError, TypeError) as error:
             raise self._strange(error) from None
-        return Roll(self.place.address, members, services)
+        return Roll(self.place.address, members, services, programs)
 
     def _body(self, frame: Frame) -> dict[str, Any]:
         try:

@@ -293,6 +293,7 @@ def facts_of(roll: Roll) -> dict[str, Any]:
             for member in roll.members
         ],
         "services": [service._asdict() for service in roll.services],
+        "programs": [*roll.programs],
     }
 
 

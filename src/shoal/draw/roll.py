@@ -48,6 +48,7 @@ _COLUMNS: Mapping[str, Mapping[str, Any]] = {
 _DROPPED = ("memory", "compute time", "host")  # in this order, if the terminal is too narrow
 _LEAST_WHERE = 20  # characters; may wrap, but is always shown
 _A_TIME = re.compile(r"[\d.]+ s\b")  # differs among processes lost for the same reason
+_MOST_PROGRAMS = 3  # shown, of those that only some have compiled
 _MOST_LETTERS = 28  # characters for the processes of a row
 
 
@@ -66,6 +67,7 @@ class Roll(NamedTuple):
     address: str
     members: tuple[Member, ...]
     services: tuple[ServiceRow, ...] = ()
+    programs: tuple[str, ...] = ()  # that only some have compiled, as sentences
 
     @property
     def is_over(self) -> bool:
@@ -224,6 +226,9 @@ def render_roll(
         more = counted(rest, "more process", "more processes")
         parts.append(Text(f"and {more} in {counted(len(rows) - len(shown), 'row')}: --all"))
     parts += [_service(service) for service in roll.services]
+    parts += [Text(line, style="yellow") for line in roll.programs[:_MOST_PROGRAMS]]
+    if (others := len(roll.programs) - _MOST_PROGRAMS) > 0:
+        parts.append(Text(f"and {counted(others, 'more such program')}: --json"))
     if note:
         parts.append(Text(note, style="bold red"))
     return Group(*parts)

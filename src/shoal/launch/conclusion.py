@@ -21,7 +21,7 @@ from shoal.runtime.exit.first_failure import (
     names_no_process,
     stalled_cause,
 )
-from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
+from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, with_programs
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
@@ -78,6 +78,9 @@ class Conclusion(NamedTuple):
 def conclude(facts: Facts) -> Conclusion:
     """Return how the job ended."""
     conclusion = _conclude(facts)
+    if conclusion.failure is not None:
+        failure = with_programs(conclusion.failure, facts.news.programs)
+        conclusion = conclusion._replace(failure=failure)
     is_usage = conclusion.code == UsageError.exit_code
     # Services that fail before the processes start: an attempt, which the next one may better.
     has_begun = len(facts.endings) == facts.total or facts.losses or facts.is_of_services

@@ -40,6 +40,7 @@ class News:
         self.host_keepers: dict[str, KeeperNews] = {}
         self.stalled: tuple[Waiting, ...] = ()  # where all stood when the job was ended for that
         self.stalled_s = 0.0
+        self.programs: tuple[str, ...] = ()  # that only some had compiled, at the first failure
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
         self.notice_s: float | None = None  # when the first one came, on the monotonic clock
@@ -55,6 +56,8 @@ class News:
         Raises:
           ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
+        if not self.programs:
+            self.programs = tuple(map(str, message.get("programs", ())))
         if "notice" in message:
             self.has_notice = bool(message["notice"])
             if self.has_notice and self.notice_s is None:

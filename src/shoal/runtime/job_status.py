@@ -22,6 +22,9 @@ class JobStatus(NamedTuple):
     """
 
     members: tuple[Member, ...]
+    programs: tuple[str, ...] = ()
+    """Programs for devices of several processes that only some of these have compiled, as
+    sentences."""
 
     @property
     def median_step_s(self) -> float | None:
@@ -67,7 +70,8 @@ class JobStatus(NamedTuple):
             words = member.place, member.is_waiting, _last_line(without_age(member)[0])
             alike.setdefault((member.state, member.step, words, is_slow), []).append(member)
         groups = sorted(alike.values(), key=lambda group: (len(group), group[0].process))
-        return "\n".join([head, *(self._line(group, own_s) for group in groups)])
+        programs = (f"  {line}" for line in self.programs)
+        return "\n".join([head, *(self._line(group, own_s) for group in groups), *programs])
 
     def _line(self, group: list[Member], median_s: float | None) -> str:
         """Return the line of processes that do the same: the largest of their numbers."""
@@ -114,4 +118,5 @@ def job_status(coordinator: Coordinator, *, timeout_s: float | None = None) -> J
     ['here']
     """
     timeout_s = settings.timeout("job_status", timeout_s, "SHOAL_TIMEOUT_S")
-    return JobStatus(coordinator.members(timeout_s=timeout_s))
+    known = coordinator.job_state(timeout_s=timeout_s)
+    return JobStatus(tuple(known.members), tuple(known.programs))

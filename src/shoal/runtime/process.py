@@ -359,6 +359,11 @@ def _enter(
     _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite(), limits.leaving_s)
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
     if guard is not None and cluster.num_processes > 1:
+        line = jax_runtime.note_programs(joined.programs.note)
+        joined.programs.is_noting = not line
+        if line:
+            _LOG.log(_level(cluster.process), "%s", line)
+    if guard is not None and cluster.num_processes > 1:
         guard.watch(
             joined,
             is_idle=device_work.is_idle,

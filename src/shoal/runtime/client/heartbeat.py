@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
+from shoal.runtime.client.programs import CompiledPrograms
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.messages import (
     departure_of,
@@ -25,6 +26,7 @@ from shoal.runtime.rules.messages import (
     stop_agreement_of,
 )
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.programs import noted_rows
 from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stalls import seen_header
 from shoal.runtime.rules.stopping import Stop, StopReport
@@ -112,6 +114,10 @@ class Watched(Protocol):
     def trails(self) -> Trails:
         """The trails of this process, to report and to compare."""
 
+    @property
+    def programs(self) -> CompiledPrograms:
+        """The programs that this process has compiled for devices of several."""
+
     stall: Mapping[str, Any] | None
     """The stall that has ended the job."""
 
@@ -179,7 +185,9 @@ class Watcher:
         while True:
             if now >= beat_at:
                 grown = self._watched.trails.beat()
-                more = {"trails": grown} if grown else {}
+                more: dict[str, Any] = {"trails": grown} if grown else {}
+                if noted := noted_rows(self._watched.programs.beat()):
+                    more["programs"] = noted
                 self._watched.send({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)
                 beat_at = now + self._timing.heartbeat_s
@@ -278,6 +286,10 @@ class Watcher:
         with contextlib.suppress(Exception):  # handlers and filters may raise
             _LOG.warning("%s: %s is silent: %s", self._me, silent, _words(frame))
 
+    def _programs(self, frame: Frame) -> None:
+        with contextlib.suppress(Exception):  # handlers and filters may raise
+            _LOG.warning("%s: %s", self._me, _words(frame))
+
     def _stacks(self, frame: Frame) -> None:
         answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
         try:
@@ -296,6 +308,7 @@ class Watcher:
         "save": _save,  # a request to save, or its agreed step
         "trail": _trail,  # one that differs between processes
         "silent": _silent,  # a process that runs, and gives no sign of life
+        "programs": _programs,  # that only some have compiled
         "stacks": _stacks,  # a request for those of this process
         "stalled": _stalled,  # the job
         "reporter": _reporter,  # a request to confirm that it is there to report a failure

@@ -19,10 +19,11 @@ from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.meeting_answers import Outcome
+from shoal.runtime.rules.meeting_answers import MembersKnown, Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
+from shoal.runtime.rules.programs import ProgramSets
 from shoal.runtime.rules.requested_saves import (
     SaveOrder,
     SaveReport,
@@ -75,6 +76,7 @@ class LocalJob:
             num_processes, lambda: self._rounds.is_open
         )
         self._marks = LatestMarks()
+        self._programs = ProgramSets(num_processes)
         self.report_to_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
@@ -162,6 +164,11 @@ class LocalJob:
             self._beat()
             return self._meeting.members(self.clock())
 
+    def program_lines(self) -> list[str]:
+        """Return the programs that only some have compiled: see `ProgramSets.lines`."""
+        with self._lock:
+            return self._programs.lines()
+
     def tick(self) -> None:
         """End waits whose deadline has passed; for clocks that tests advance."""
         with self._lock:
@@ -210,6 +217,7 @@ class LocalJob:
         for coordinator in self.coordinators:
             beat = beat_of(coordinator.progress.beat())
             self._meeting.beat(self.clock(), coordinator.process, beat)
+            self._programs.receive(coordinator.process, coordinator.programs.beat())
             found = [self._marks.receive(coordinator.process, t) for t in coordinator.trails.beat()]
             for one in filter(None, found):
                 for process in one.group or range(len(self.hosts)):
@@ -266,6 +274,8 @@ class LocalCoordinator(BaseCoordinator):
                 step = self.progress.step
                 answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
                 call.has_failed = not answer.is_success
+                if point.lane == "main" and answer.is_success:
+                    self.programs.meet(point.group)
             finally:
                 if point.lane == "main":
                     self.progress.end_wait(point)
@@ -348,6 +358,10 @@ class LocalCoordinator(BaseCoordinator):
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """See `Coordinator.members`."""
         return self._job.members()
+
+    def job_state(self, *, timeout_s: float) -> MembersKnown:
+        """See `Coordinator.job_state`."""
+        return MembersKnown(self._job.members(), (), self._job.program_lines())
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`."""

@@ -12,8 +12,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.programs import CompiledPrograms
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.failures.last_record import LastRecord
+from shoal.runtime.rules.meeting_answers import MembersKnown
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
@@ -56,6 +58,10 @@ class Coordinator(Protocol):
     @property
     def stop(self) -> Stop:
         """The open notices, and the step from which on all processes stop."""
+
+    @property
+    def programs(self) -> CompiledPrograms:
+        """The programs that this process has compiled for devices of several."""
 
     @property
     def trails(self) -> Trails:
@@ -180,6 +186,9 @@ class Coordinator(Protocol):
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """Query the state of all processes: one `Member` for each, in order."""
+
+    def job_state(self, *, timeout_s: float) -> MembersKnown:
+        """Query the same, the services, and the programs that only some have compiled."""
 
     def close(self, words: str = "") -> None:
         """Leave the job in order. Processes that still wait for this one see "left". Idempotent.

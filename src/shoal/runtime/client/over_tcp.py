@@ -34,7 +34,13 @@ from shoal.runtime.failures.facts import to_json
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.endings import AT_END, WAIT_S
-from shoal.runtime.rules.meeting_answers import AllMet, Outcome, StillMissing, outcome_of
+from shoal.runtime.rules.meeting_answers import (
+    AllMet,
+    MembersKnown,
+    Outcome,
+    StillMissing,
+    outcome_of,
+)
 from shoal.runtime.rules.messages import (
     Abandoned,
     abandoned_header,
@@ -183,6 +189,8 @@ class TcpCoordinator(BaseCoordinator):
                     progress.begin_wait(point, started)
                 answer = self._meet(point, payload, timeout_s, started, after)
                 call.has_failed = not answer.is_success
+                if is_main and answer.is_success:
+                    self.programs.meet(point.group)
             except ProcessLostError:
                 if is_main:
                     self.troubles.mark_all_reported()
@@ -260,8 +268,13 @@ class TcpCoordinator(BaseCoordinator):
           DeadlineError: the meeting place did not answer within `timeout_s`.
           ProcessLostError: the meeting place is gone.
         """
+        return tuple(self.job_state(timeout_s=timeout_s).members)
+
+    def job_state(self, *, timeout_s: float) -> MembersKnown:
+        """See `Coordinator.job_state`. Raises as `members` does."""
         answer = self._query("members()", {"do": "members"}, timeout_s)
-        return tuple(Member(*row) for row in answer["members"])
+        members = tuple(Member(*row) for row in answer["members"])
+        return MembersKnown(members, answer["services"], tuple(answer["programs"]))
 
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float

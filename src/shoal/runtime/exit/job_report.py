@@ -58,6 +58,7 @@ from shoal.runtime.failures.facts import (
     grouped,
     to_json,
     utc,
+    with_programs,
 )
 from shoal.runtime.failures.headline import (
     advice_of,
@@ -270,19 +271,26 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
             _print(_failure_of_stall(coordinator, end, coordinator.stall))
         return
     until_s = time.monotonic() + _OTHERS_S
-    states = _ask_report(coordinator, end)
-    while states and _awaits_news(coordinator, end, states) and time.monotonic() < until_s:
-        if hurry.wait(_POLL_S):
+    job = _ask_report(coordinator, end)
+    while job and job.states and time.monotonic() < until_s:
+        if not _awaits_news(coordinator, end, job.states) or hurry.wait(_POLL_S):
             break
-        states = _ask_report(coordinator, end)
-    if states is None:
+        job = _ask_report(coordinator, end)
+    if job is None:
         return
-    _print(failure_known(coordinator, end, states))
+    failure = failure_known(coordinator, end, job.states)
+    _print(with_programs(failure, job.programs))
 
 
-def _ask_report(coordinator: Coordinator, end: EndOfThis) -> Sequence[ProcessState] | None:
-    """Return the states of all processes, if this one reports; none if they are unknown. None:
-    another one reports."""
+class _KnownJob(NamedTuple):
+    """What the coordinator knows of a job that fails."""
+
+    states: Sequence[ProcessState] = ()  # of all processes; none: unknown
+    programs: Sequence[str] = ()  # that only some have compiled
+
+
+def _ask_report(coordinator: Coordinator, end: EndOfThis) -> _KnownJob | None:
+    """Return what the coordinator knows, if this process reports. None: another one reports."""
     sharing: Collection[int] = range(coordinator.num_processes)
     if isinstance(end.error, _SHARED) and end.peers is None:
         # Others of the job may never learn of it, and one that arrives late is not awaited.
@@ -291,12 +299,13 @@ def _ask_report(coordinator: Coordinator, end: EndOfThis) -> Sequence[ProcessSta
         is_own = end.peers is None and not isinstance(end.error, _SHARED)
         answer = coordinator.ask_report(sharing, waits=not is_own, timeout_s=_ASK_S)
     except UsageError:  # this process has left the job, in another thread
-        return ()
+        return _KnownJob()
     except ShoalError:
-        return () if coordinator.process == 0 else None
+        return _KnownJob() if coordinator.process == 0 else None
     if answer is None:
         return None
-    return [ProcessState.of(*one) for one in enumerate(answer["states"])]
+    states = [ProcessState.of(*one) for one in enumerate(answer["states"])]
+    return _KnownJob(states, answer["programs"])
 
 
 def _failure_of_stall(
@@ -306,7 +315,7 @@ def _failure_of_stall(
     groups = [*map(stands_of, stall["groups"])]
     cause, headline = stalled_cause(groups, float(stall["idle_s"]))
     failure = _failure(coordinator, end, [cause], (), None)
-    return dataclasses.replace(failure, headline=headline)
+    return with_programs(dataclasses.replace(failure, headline=headline), stall["programs"])
 
 
 def _print(failure: JobFailure, *, writes: bool = True) -> None:

@@ -232,12 +232,24 @@ class JobFailure:
     hosts: Mapping[str, ProcessSet] = dataclasses.field(default_factory=dict)
     causes: tuple[Cause, ...] = ()
     others: tuple[Others, ...] = ()
+    programs: tuple[str, ...] = ()  # that only some processes had compiled, as sentences
     advice: tuple[str, ...] = ()
     as_before: bool = False  # equal to the failure of the attempt before: the report is short
     signal: str = ""  # that interrupted it
     step: int | None = None  # in which it was interrupted or preempted
     logs: str = ""  # the folder, as given
     text: str = ""  # the report as printed to a file
+
+
+# Kinds of failures that a program which only some processes run may explain.
+_OF_PROGRAMS = ("deadline", "diverged", "host_lost", "lost", "signal", "stalled")
+
+
+def with_programs(failure: JobFailure, programs: Iterable[str]) -> JobFailure:
+    """Return a failure with the programs that only some processes had compiled."""
+    if failure.kind not in _OF_PROGRAMS:
+        return failure
+    return dataclasses.replace(failure, programs=tuple(programs))
 
 
 def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause, ...]:

@@ -73,6 +73,7 @@ def _is_utf8(encoding: str | None) -> bool:
 class Shown(NamedTuple):
     """How much a report shows of each part."""
 
+    programs: int = 2
     output: int = 3
     advice: int = 2
     others: int = 3

@@ -45,11 +45,13 @@ from shoal.runtime.failures.page import (
 )
 from shoal.runtime.failures.shortening import (
     HIDDEN,
+    capital,
     columns,
     is_secret_leaf,
     path_end,
     printable,
     process_ranges,
+    sentence,
     shortened,
     without_secrets,
 )
@@ -243,6 +245,10 @@ def _lines(
     lines += page.text(f"On host {host}.") if host else []
     last = _last_words(failure, program, _after(failure) if moved else "")
     if not failure.as_before:
+        for words in failure.programs[: limits.programs]:
+            lines += page.text(sentence(words), "cause", most=3)
+        if (more := len(failure.programs) - limits.programs) > 0:
+            lines += page.text(f"{capital(counted(more, 'more such program'))}.", "quiet")
         lines += evidence(failure, page)
         if failure.kind == "preempted":
             pass  # it ended as it should

@@ -28,13 +28,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
+from shoal.runtime.rules.programs import MOST_LARGE, Program, program_of
+from shoal.runtime.system.callsite import site_of
 from shoal.runtime.system.compile_cache import Entries, default_root, name_of, this_processor
+from shoal.runtime.system.failure_words import stands
 from shoal.runtime.system.local_devices import (
     chosen_devices,
     count_accelerators,
@@ -48,6 +52,7 @@ from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
 from shoal.runtime.wire.sockets import is_loopback, short_folder
+from shoal.tracebacks import is_ours, is_own_file
 
 COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
 NEWEST_TESTED = (0, 12)  # the newest series of JAX that the suite has passed with
@@ -79,7 +84,7 @@ PRIVATE = {
     ),
 }
 # And of the compile cache, which a JAX that lacks one does without.
-CACHE_HOOKS = {
+CACHE_HOOKS: Mapping[str, Sequence[str]] = {
     "jax._src.compilation_cache": (
         "_cache",
         "get_executable_and_time(cache_key, compile_options, backend)",
@@ -89,6 +94,10 @@ CACHE_HOOKS = {
     "jax._src.compiler": (
         "_cache_write(cache_key, compile_time_secs, module_name, backend, executable)",
     ),
+}
+# The same, of the notes of compiled programs.
+PROGRAM_HOOKS: Mapping[str, Sequence[str]] = {
+    "jax._src.compiler": ("compile_or_get_cached(backend, computation, devices, compile_options)",),
 }
 _LOG = logging.getLogger("shoal")
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
@@ -803,6 +812,64 @@ def _hook(cache: _CompileCache) -> None:
     compilation_cache.get_executable_and_time = get_executable_and_time
     compiler._cache_write = cache_write
     compilation_cache._cache = cache
+
+
+def note_programs(note: Callable[[Sequence[int], Program], None]) -> str:
+    """Call `note` before JAX compiles, or loads, a program for devices of several processes.
+
+    It takes the owners of the devices and the program; those that shoal runs for itself are left
+    out. A call of a program that is compiled already does not get here.
+
+    Returns a line if this JAX has no place for that, otherwise "".
+    """
+    import jax
+    from jax._src import compiler
+
+    if lacking := [*_lacking(PROGRAM_HOOKS)]:
+        return f"compiled programs are not noted: JAX {jax.__version__} has no {lacking[0]}"
+    there = compiler.compile_or_get_cached
+    own = getattr(there, "shoal_wraps", there)
+
+    def compile_or_get_cached(
+        backend: Any, computation: Any, devices: Any, *more: Any, **options: Any
+    ) -> Any:
+        # Before it is compiled: that may wait for other processes, too.
+        with contextlib.suppress(Exception):  # without notes, the program runs as well
+            _note(note, backend, computation, devices)
+        return own(backend, computation, devices, *more, **options)
+
+    compile_or_get_cached.shoal_wraps = own  # type: ignore[attr-defined]
+    compiler.compile_or_get_cached = compile_or_get_cached
+    return ""
+
+
+def _note(
+    note: Callable[[Sequence[int], Program], None], backend: Any, computation: Any, devices: Any
+) -> None:
+    """Note a program, unless its devices are one process's, or it is shoal's own."""
+    import jax
+
+    owners = {device.process_index for device in devices.flat}
+    # On TPUs, JAX's numbers may be others than the job's.
+    if len(owners) == 1 or (backend.platform == "tpu" and len(owners) < jax.process_count()):
+        return
+    frame, of_jax = sys._getframe(2), os.path.dirname(jax.__file__) + os.sep
+    while frame.f_back is not None and _is_between(frame, of_jax):
+        frame = frame.f_back
+    if is_own_file(frame.f_code.co_filename):
+        return
+    site = stands(frame) or site_of(frame, frame.f_lineno)
+    # To print large constants takes as long as to compile.
+    text = computation.operation.get_asm(
+        enable_debug_info=False, binary=True, large_elements_limit=MOST_LARGE
+    )
+    note([*owners], program_of(text, [device.id for device in devices.flat], site))
+
+
+def _is_between(frame: FrameType, of_jax: str) -> bool:
+    """Return whether a frame is between JAX's compiler and the code that has called JAX."""
+    is_through = is_ours(frame) and not is_own_file(frame.f_code.co_filename)
+    return is_through or frame.f_code.co_filename.startswith(of_jax)
 
 
 def serve_unmodified_scripts(

@@ -226,13 +226,14 @@ class MembersKnown(NamedTuple):
 
     members: Sequence[Member]
     services: Sequence[Sequence[str]]
+    programs: Sequence[str] = ()  # that only some have compiled: see `ProgramSets.lines`
 
     kind: Literal["members"] = "members"
 
     @property
     def facts(self) -> Facts:
         """Return the facts as sent."""
-        return {"members": self.members, "services": self.services}
+        return {"members": self.members, "services": self.services, "programs": self.programs}
 
 
 class StacksHeard(NamedTuple):
@@ -293,13 +294,14 @@ class ReportAsked(NamedTuple):
 
     reports: bool
     states: Sequence[Facts]  # see `Roster.states`
+    programs: Sequence[str] = ()  # that only some have compiled
 
     kind: Literal["report"] = "report"
 
     @property
     def facts(self) -> Facts:
         """Return the facts as sent."""
-        return {"reports": self.reports, "states": self.states}
+        return {"reports": self.reports, "states": self.states, "programs": self.programs}
 
 
 Success: TypeAlias = AllMet | SurvivorsMet

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.programs import Noted, noted_of
 from shoal.runtime.rules.requested_saves import (
     ANSWERED,
     BY_STEPS,
@@ -125,6 +126,11 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
         members = None if group is None else _group(group, process, count)
         trails.append(TrailMarks(members, *texts))
     return trails
+
+
+def programs_of(header: Mapping[str, Any], process: int, count: int) -> list[Noted]:
+    """Parse the programs in a heartbeat of `process`, in a job of `count`."""
+    return noted_of(header, lambda members: _group(members, process, count))
 
 
 def ended_of(frame: Frame, process: int, count: int) -> list[TrailMarks]:

@@ -27,6 +27,7 @@ from shoal.runtime.rules.messages import (
     failed_of,
     notice_of,
     processes_of,
+    programs_of,
     save_report_of,
     step_of,
     stop_report_of,
@@ -81,6 +82,8 @@ class ProcessCaller:
         job.beat(process, beat_of(header))
         if "trails" in header:
             job.take_trails(process, trails_of(header, process, job.num_processes))
+        if "programs" in header:
+            job.take_programs(process, programs_of(header, process, job.num_processes))
         job.mail.send(self._life.connection, ECHO)
 
     def _stacks(self, _meeting: Meeting[Connection], frame: Frame) -> None:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from shoal.errors import counted
 from shoal.runtime.rules.endings import Endings
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
@@ -24,6 +25,7 @@ from shoal.runtime.rules.meeting_answers import (
     StacksHeard,
     StepsAwaited,
     SurvivorsMet,
+    TooLate,
 )
 from shoal.runtime.rules.messages import (
     ArrivalHeaders,
@@ -33,6 +35,7 @@ from shoal.runtime.rules.messages import (
     save_order_header,
     step_text,
 )
+from shoal.runtime.rules.programs import Noted, ProgramSets
 from shoal.runtime.rules.reporting import Named, Reporting
 from shoal.runtime.rules.requested_saves import (
     SaveOrder,
@@ -53,6 +56,7 @@ from shoal.runtime.wire.server_sockets import Connection, Connections, with_gues
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
 _JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
+_MOST_SHOWN = 3  # differences in compiled programs, in the log of a stall
 _MOST_GROUPS = 64  # of processes at one place, in the report of a stall
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
@@ -80,6 +84,9 @@ class ServedJob:
         self._marks = LatestMarks()
         self._endings: Endings[Connection] = Endings(joining.num_processes, self._marks)
         self._stalls = Stalls()
+        self._programs = ProgramSets(joining.num_processes)
+        self._programs_at_wait: list[str] = []  # when a wait ended at its deadline
+        self._has_warned = False  # of programs
         self._reporting: Reporting[Connection] = Reporting()
         self.mail.on_survivors = self._forget_reporter
         self._judge_at = -math.inf
@@ -170,6 +177,22 @@ class ServedJob:
             if difference is not None:
                 self._push_difference(difference)
 
+    def take_programs(self, process: int, noted: Iterable[Noted]) -> None:
+        """Take the programs that a process has compiled; warn of a difference, once."""
+        counts = self._programs.receive(process, noted)
+        if not counts or self._has_warned or self.meeting is None:
+            return
+        self._has_warned = True
+        first, *more = self._programs.lines()
+        rest = f" ({counted(len(more), 'more difference')}: shoal.job_status())" if more else ""
+        lowest = min((p for p in self.mail.lives if not self.meeting.has_gone(p)), default=process)
+        self.mail.push((lowest,), pack_frame({"is": "programs"}, f"{first}{rest}".encode()))
+
+    def _program_lines(self) -> list[str]:
+        """Return the differences in compiled programs, for the report of a failure."""
+        lines = self._programs.lines()
+        return [*dict.fromkeys([*self._programs_at_wait, *lines])]
+
     def _push_difference(self, found: Found) -> None:
         header = {"is": "trail", "group": found.group, "lane": found.lane, "base": found.base}
         frame = pack_frame(header, json.dumps(found.versions).encode())
@@ -229,13 +252,17 @@ class ServedJob:
         shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
         shower = shows[0] if stall.is_final and shows else awake[0]
         header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
+        programs = self._programs.lines(still=awake)
         if stall.is_final:
             groups = [group.facts for group in stall.groups]
-            self.on_news(stalled=groups, idle_s=stall.idle_s)
+            self.on_news(stalled=groups, idle_s=stall.idle_s, programs=programs)
             header |= {"groups": groups[:_MOST_GROUPS], "idle_s": stall.idle_s}
+            header["programs"] = programs
             # Others are in native code, and cannot print a report of the job.
             header["reporter"] = min(self._stalls.waiting(awake), default=shower)
-        self.mail.push(living, pack_frame(header, stall.text.encode(errors="replace")))
+        headline, *rest = stall.text.split("\n")
+        text = "\n".join([headline, *(f"  {line}" for line in programs[:_MOST_SHOWN]), *rest])
+        self.mail.push(living, pack_frame(header, text.encode(errors="replace")))
 
     def _locate(self, now: float, silent: int, awake: Collection[int]) -> None:
         """Ask a process of the same host where a silent one stands, unless one was just asked."""
@@ -260,6 +287,8 @@ class ServedJob:
         self._endings.depart(process, is_lost=state != "left")
         news = {"words": departure.words, **departure_header(departure)}
         news["at"] = meeting.whereabouts(self.now(), process)
+        if state != "left" and (programs := self._program_lines()):
+            news["programs"] = programs
         if end and not departure.follows:
             news["end"] = end
         self.on_news(gone=process, at_s=self.now(), **news)
@@ -340,7 +369,8 @@ class ServedJob:
         """Answer a query for the members."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
-        self.mail.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
+        known = MembersKnown(rows, self.service_rows(), self._programs.lines())
+        self.mail.answer([Reply(to, ticket, known)])
 
     def ask_report(
         self,
@@ -384,7 +414,8 @@ class ServedJob:
         for to, ticket, reports in answers:
             answer = ReportAsked(reports, [])
             if reports and self.meeting is not None:
-                answer = answer._replace(states=self.meeting.states(self.now()))
+                states = self.meeting.states(self.now())
+                answer = answer._replace(states=states, programs=self._program_lines())
             self.mail.answer([Reply(to, ticket, answer)])
 
     def _forget_reporter(self) -> None:
@@ -405,16 +436,28 @@ class ServedJob:
         """Take the stacks of a process."""
         self.beat(process, beat)
         if self.meeting is not None:
-            self.mail.answer(self.meeting.take_stacks(self.now(), process, ticket, text))
+            self._answer_waits(self.meeting.take_stacks(self.now(), process, ticket, text))
 
     def on_time(self, now: float) -> None:
         """End waits and requests that are past their deadline."""
         self.answer_joining(self.joining.tick(now))
         if self.meeting is not None:
-            self.mail.answer(self.meeting.tick(now))
+            self._answer_waits(self.meeting.tick(now))
             self.mail.request_stacks(self.meeting.take_stack_requests())
             self._answer_ended()
             self._answer_reporters(self._reporting.tick(now))
+
+    def _answer_waits(self, replies: Sequence[Reply[Connection]]) -> None:
+        """Send answers; at a deadline keep the differences in compiled programs for the report.
+
+        The late processes may only be behind; those that waited are not, once they have all sent a
+        heartbeat.
+        """
+        for late in {id(one.answer): one.answer for one in replies}.values():
+            if isinstance(late, TooLate) and late.timeout_s >= 2 * self._limits.heartbeat_s:
+                arrived = {*range(self.num_processes)}.difference(late.waiting.missing)
+                self._programs_at_wait = self._programs.lines(still=arrived)
+        self.mail.answer(replies)
 
     def is_silence_due(self, now: float) -> bool:
         """Return whether any silence is due to be judged."""

@@ -1,0 +1,74 @@
+"""The programs that this process has compiled for devices of several processes.
+
+Noted by the threads that compile, and sent by the watcher: see `rules.programs`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from shoal.runtime.rules.programs import (
+    MOST_GROUPS,
+    MOST_PROGRAMS,
+    MOST_SENT,
+    Noted,
+    Owners,
+    Program,
+)
+
+
+class CompiledPrograms:
+    """The notes of one process in its job."""
+
+    def __init__(self, num_processes: int) -> None:
+        self._num_processes = num_processes
+        self._lock = threading.Lock()
+        self._notes: dict[Owners, list[tuple[Program, int]]] = {None: []}
+        self._digests: dict[Owners, set[str]] = {}
+        self._totals: dict[Owners, int] = {}
+        self._sent: dict[Owners, tuple[int, int, int]] = {}  # met, total, number of programs
+        self._met: dict[Owners, int] = {}  # written by the main line alone
+        self.is_noting = False  # else nothing is sent, and the others do not miss any program
+
+    def meet(self, group: Owners) -> None:
+        """Count a meeting of the main line with all processes of a group."""
+        self._met[group] = self._met.get(group, 0) + 1
+
+    def note(self, owners: Sequence[int], program: Program) -> None:
+        """Note a program for devices of these processes."""
+        key: Owners = None if len(owners) == self._num_processes else tuple(sorted(owners))
+        with self._lock:
+            if key not in self._notes and len(self._notes) == MOST_GROUPS:
+                return
+            notes, digests = self._notes.setdefault(key, []), self._digests.setdefault(key, set())
+            if program.digest in digests:
+                return
+            self._totals[key] = self._totals.get(key, 0) + 1
+            if len(notes) < MOST_PROGRAMS:
+                digests.add(program.digest)
+                notes.append((program, self._count(key)))
+
+    def beat(self) -> list[Noted]:
+        """Return what has changed since the last heartbeat."""
+        if not self.is_noting:
+            return []
+        groups = [key for key in [*self._met] if key is not None][:MOST_GROUPS]
+        met = {key: self._count(key) for key in [*self._notes, *groups]}  # first: see `rules`
+        found, room = [], MOST_SENT
+        with self._lock:
+            for key, count in met.items():
+                notes, total = self._notes.get(key, []), self._totals.get(key, 0)
+                _, _, begin = before = self._sent.get(key, (0, 0, 0))
+                new = notes[begin : begin + room]
+                now = count, total, begin + len(new)
+                if key not in self._sent or now != before:
+                    self._sent[key] = now
+                    found.append(Noted(key, count, total, new))
+                    room -= len(new)
+        return found
+
+    def _count(self, owners: Owners) -> int:
+        """Return the number of meetings with all of these."""
+        of_all = self._met.get(None, 0)
+        return of_all if owners is None else of_all + self._met.get(owners, 0)
