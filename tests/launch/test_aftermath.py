@@ -20,6 +20,7 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.last_record import LastRecord, cause_of, record_of
 from shoal.runtime.failures.rendering import plain_text
+from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import is_torn
 from shoal.runtime.system.progress_file import Reached
@@ -222,6 +223,20 @@ def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     assert ends.failure.headline == "no process has moved for 3 s; process 1 is elsewhere"
     (odd,) = ends.failure.causes[0].wait.missing
     assert odd.place == CallPlace(file="train.py", line=3, source="queue.get()")
+
+
+def test_programs_that_only_some_have_compiled_are_in_reports_that_they_may_explain():
+    news, line = News(2), "process 0 alone has compiled jit(f)"
+    groups = [
+        {"processes": [p], "words": "", "file": "train.py", "line": p, "source": ""} for p in (0, 1)
+    ]
+    news.receive({"stalled": groups, "idle_s": 3.0, "programs": [line]})
+    news.receive({"stalled": groups, "idle_s": 3.0, "programs": ["of the end"]})
+    stalled = conclude(Facts([ended(p, code=77) for p in (0, 1)], news, 2, 0.0)).failure
+    assert stalled.programs == (line,)
+    assert plain_text(stalled).splitlines()[1] == f"  {capital(line)}."
+    raised = conclude(Facts([ended(0, ValueError("no data")), learned(1, 0)], news, 2, 0.0))
+    assert raised.failure.programs == ()
 
 
 def thread_record(error, name="loader", because_of=None, at_s=1.5):

@@ -19,12 +19,12 @@ class JobStatus(NamedTuple):
     """A snapshot of all processes; `str` of it is a readable list.
 
     Processes that do the same share a line, the fewest first; slow ones are not with others.
+    `programs` are sentences about programs that only some of their processes have compiled
+    (docs/stopping.md).
     """
 
     members: tuple[Member, ...]
     programs: tuple[str, ...] = ()
-    """Programs for devices of several processes that only some of these have compiled, as
-    sentences."""
 
     @property
     def median_step_s(self) -> float | None:

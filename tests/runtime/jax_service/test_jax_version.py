@@ -107,8 +107,9 @@ def is_part(one: str, other: str) -> bool:
 
 
 def test_the_table_has_all_private_names_that_are_used_and_no_others():
-    table = {**jax_runtime.PRIVATE, **jax_runtime.CACHE_HOOKS}
-    listed = {f"{module}.{name.partition('(')[0]}" for module in table for name in table[module]}
+    tables = (jax_runtime.PRIVATE, jax_runtime.CACHE_HOOKS, jax_runtime.PROGRAM_HOOKS)
+    rows = [row for table in tables for row in table.items()]
+    listed = {f"{module}.{name.partition('(')[0]}" for module, names in rows for name in names}
     names = used() - {"jax._src.clusters.__name__"}
     # of what the table has, names further in are JAX's own: `global_state.client.key_value_set`
     assert {n for n in names if not any(is_part(n, o) or is_part(o, n) for o in listed)} == set()

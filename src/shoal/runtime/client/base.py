@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
-from shoal.runtime.client.programs import CompiledPrograms
+from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.meeting_answers import (
     AllMet,
@@ -42,7 +42,7 @@ class BaseCoordinator:
         self.progress = Progress(clock)
         self.troubles = Troubles(me, clock)
         self.trails = Trails(me.process, self.num_processes)
-        self.programs = CompiledPrograms(self.num_processes)
+        self.programs = ProgramNotes(self.num_processes)
         self.stop = Stop(me.process, clock)
         self.kept: dict[str, Any] = {}
         self.stall: Mapping[str, Any] | None = None

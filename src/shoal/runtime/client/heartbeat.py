@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
-from shoal.runtime.client.programs import CompiledPrograms
+from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.messages import (
     departure_of,
@@ -115,7 +115,7 @@ class Watched(Protocol):
         """The trails of this process, to report and to compare."""
 
     @property
-    def programs(self) -> CompiledPrograms:
+    def programs(self) -> ProgramNotes:
         """The programs that this process has compiled for devices of several."""
 
     stall: Mapping[str, Any] | None

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from shoal.runtime.client.known_losses import Troubles
-from shoal.runtime.client.programs import CompiledPrograms
+from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.meeting_answers import MembersKnown
@@ -60,7 +60,7 @@ class Coordinator(Protocol):
         """The open notices, and the step from which on all processes stop."""
 
     @property
-    def programs(self) -> CompiledPrograms:
+    def programs(self) -> ProgramNotes:
         """The programs that this process has compiled for devices of several."""
 
     @property

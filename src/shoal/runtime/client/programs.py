@@ -12,19 +12,19 @@ from shoal.runtime.rules.programs import (
     MOST_GROUPS,
     MOST_PROGRAMS,
     MOST_SENT,
+    CompiledProgram,
     Noted,
     Owners,
-    Program,
 )
 
 
-class CompiledPrograms:
+class ProgramNotes:
     """The notes of one process in its job."""
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
         self._lock = threading.Lock()
-        self._notes: dict[Owners, list[tuple[Program, int]]] = {None: []}
+        self._notes: dict[Owners, list[tuple[CompiledProgram, int]]] = {None: []}
         self._digests: dict[Owners, set[str]] = {}
         self._totals: dict[Owners, int] = {}
         self._sent: dict[Owners, tuple[int, int, int]] = {}  # met, total, number of programs
@@ -35,7 +35,7 @@ class CompiledPrograms:
         """Count a meeting of the main line with all processes of a group."""
         self._met[group] = self._met.get(group, 0) + 1
 
-    def note(self, owners: Sequence[int], program: Program) -> None:
+    def note(self, owners: Sequence[int], program: CompiledProgram) -> None:
         """Note a program for devices of these processes."""
         key: Owners = None if len(owners) == self._num_processes else tuple(sorted(owners))
         with self._lock:

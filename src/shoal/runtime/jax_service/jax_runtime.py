@@ -35,7 +35,7 @@ from shoal.errors import InitializeError
 from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
-from shoal.runtime.rules.programs import MOST_LARGE, Program, program_of
+from shoal.runtime.rules.programs import MOST_LARGE, CompiledProgram, program_of
 from shoal.runtime.system.callsite import site_of
 from shoal.runtime.system.compile_cache import Entries, default_root, name_of, this_processor
 from shoal.runtime.system.failure_words import stands
@@ -814,7 +814,7 @@ def _hook(cache: _CompileCache) -> None:
     compilation_cache._cache = cache
 
 
-def note_programs(note: Callable[[Sequence[int], Program], None]) -> str:
+def note_programs(note: Callable[[Sequence[int], CompiledProgram], None]) -> str:
     """Call `note` before JAX compiles, or loads, a program for devices of several processes.
 
     It takes the owners of the devices and the program; those that shoal runs for itself are left
@@ -831,12 +831,17 @@ def note_programs(note: Callable[[Sequence[int], Program], None]) -> str:
     own = getattr(there, "shoal_wraps", there)
 
     def compile_or_get_cached(
-        backend: Any, computation: Any, devices: Any, *more: Any, **options: Any
+        backend: Any,
+        computation: Any,
+        devices: Any,
+        compile_options: Any,
+        *more: Any,
+        **options: Any,
     ) -> Any:
         # Before it is compiled: that may wait for other processes, too.
         with contextlib.suppress(Exception):  # without notes, the program runs as well
             _note(note, backend, computation, devices)
-        return own(backend, computation, devices, *more, **options)
+        return own(backend, computation, devices, compile_options, *more, **options)
 
     compile_or_get_cached.shoal_wraps = own  # type: ignore[attr-defined]
     compiler.compile_or_get_cached = compile_or_get_cached
@@ -844,7 +849,10 @@ def note_programs(note: Callable[[Sequence[int], Program], None]) -> str:
 
 
 def _note(
-    note: Callable[[Sequence[int], Program], None], backend: Any, computation: Any, devices: Any
+    note: Callable[[Sequence[int], CompiledProgram], None],
+    backend: Any,
+    computation: Any,
+    devices: Any,
 ) -> None:
     """Note a program, unless its devices are one process's, or it is shoal's own."""
     import jax

@@ -43,7 +43,7 @@ _ARGUMENT = re.compile(rb"%arg\d+: tensor<([^>]*)>")
 _ADDRESS = re.compile(rb'backend_config = "\d+"')
 
 
-class Program(NamedTuple):
+class CompiledProgram(NamedTuple):
     """A compiled program."""
 
     digest: str
@@ -53,7 +53,7 @@ class Program(NamedTuple):
     site: str  # where the program has called it: "eval.py:31 (main)"
 
 
-def program_of(text: bytes, device_ids: Sequence[int], site: str) -> Program:
+def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledProgram:
     """Return a program as it is noted.
 
     Args:
@@ -73,7 +73,7 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> Program:
         text = _ADDRESS.sub(b"", text)
     digest = content_digest(text + repr([*device_ids]).encode()).hex()
     kind, _, function = name.partition("_")
-    return Program(
+    return CompiledProgram(
         digest,
         (f"{kind}({function})" if function else name)[:_MOST_TEXT],
         (f"{shown} and {more} more" if more > 0 else shown)[:_MOST_TEXT],
@@ -93,7 +93,7 @@ class Noted(NamedTuple):
     owners: Owners
     met: int  # meetings of the process with all of them
     total: int  # programs that it has noted; more than were sent: not all are known
-    programs: Sequence[tuple[Program, int]]  # new ones, each with `met` at its time
+    programs: Sequence[tuple[CompiledProgram, int]]  # new ones, each with `met` at its time
 
 
 def noted_rows(noted: Iterable[Noted]) -> list[list[Any]]:
@@ -129,18 +129,18 @@ def _noted_of(row: object, group_of: Callable[[object], tuple[int, ...] | None])
             raise FrameError("field 'programs' holds an invalid program")
         digest, name, types, num_devices, site, at = one
         digest, name, types, site = (text[:_MOST_TEXT] for text in (digest, name, types, site))
-        programs.append((Program(digest, name, types, num_devices, site), at))
+        programs.append((CompiledProgram(digest, name, types, num_devices, site), at))
     return Noted(None if owners is None else group_of(owners), met, total, programs)
 
 
-class Difference(NamedTuple):
+class ProgramDifference(NamedTuple):
     """A program that some of its owners have compiled, and others have not."""
 
-    program: Program
+    program: CompiledProgram
     have: tuple[int, ...]
     lack: tuple[int, ...]
     owners: tuple[int, ...]
-    instead: Program | None  # of `lack`, with the same name and types of arguments
+    instead: CompiledProgram | None  # of `lack`, with the same name and types of arguments
 
     @property
     def text(self) -> str:
@@ -148,7 +148,8 @@ class Difference(NamedTuple):
         program, owners = self.program, listed(self.owners)
         devices = f"{counted(program.num_devices, 'device')} of {owners}"
         if self.instead is not None:
-            sites = [self._at(self.have, program), self._at(self.lack, self.instead)]
+            pairs = sorted([(self.have, program), (self.lack, self.instead)])
+            sites = [f"{listed(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs]
             function = program.name.partition("(")[2].rstrip(")") or "f"
             return (
                 f"processes have compiled different programs {program.name} for {devices}, with "
@@ -163,18 +164,15 @@ class Difference(NamedTuple):
         run = "if they run it, they may wait for the others"
         return f"{have} have compiled {what}, and {lack} {verb} not; {run}"
 
-    def _at(self, processes: Sequence[int], program: Program) -> str:
-        return f"{listed(processes)}{_site(program) or ' at an unknown line'}"
 
-
-def _site(program: Program) -> str:
+def _site(program: CompiledProgram) -> str:
     return f" at {line_of(program.site)}" if program.site else ""
 
 
-class _Known:
+class _Partial:
     """A program that not all of its owners have compiled."""
 
-    def __init__(self, program: Program, met: int) -> None:
+    def __init__(self, program: CompiledProgram, met: int) -> None:
         self.program = program
         self.met = met  # the least at which one of them has compiled it
         self.have: set[int] = set()
@@ -196,7 +194,8 @@ class _Report:
 class ProgramSets:
     """The coordinator's sets of programs.
 
-    >>> sets, program = ProgramSets(2), Program("d1", "jit(f)", "f32[8]", 8, "train.py:3 (main)")
+    >>> program = CompiledProgram("d1", "jit(f)", "f32[8]", 8, "train.py:3 (main)")
+    >>> sets = ProgramSets(2)
     >>> sets.receive(0, [Noted(None, 4, 1, [(program, 4)])])
     False
     >>> sets.receive(1, [Noted(None, 6, 0, [])])
@@ -208,7 +207,7 @@ it, it may wait for the others']
 
     def __init__(self, num_processes: int) -> None:
         self._all = tuple(range(num_processes))
-        self._known: dict[Owners, dict[str, _Known]] = {}  # in the order of their first note
+        self._known: dict[Owners, dict[str, _Partial]] = {}  # in the order of their first note
         self._reports: dict[tuple[Owners, int], _Report] = {}
 
     def receive(self, process: int, noted: Iterable[Noted]) -> bool:
@@ -220,37 +219,46 @@ it, it may wait for the others']
         known = self._known.setdefault(owners, {})
         report = self._reports.setdefault((owners, process), _Report())
         report.met, report.total = noted.met, noted.total
+        found = 0
         for program, met in noted.programs:
             report.received += 1
-            self._add(process, owners, known, program, met)
-        if not report.is_whole:
-            return False
-        late = [
-            one
-            for one in known.values()
-            if not one.counts and process not in one.have and noted.met >= one.met + _MEETINGS
-        ]
-        for one in late:
-            one.counts = True
-        return bool(late)
+            is_new = program.digest not in known
+            one = self._add(process, owners, known, program, met)
+            if one is not None and is_new:
+                found += self._judge(owners, one, owners or self._all)
+        found += sum(self._judge(owners, one, [process]) for one in known.values())
+        return found > 0
 
     def _add(
         self,
         process: int,
         owners: Owners,
-        known: dict[str, _Known],
-        program: Program,
+        known: dict[str, _Partial],
+        program: CompiledProgram,
         met: int,
-    ) -> None:
+    ) -> _Partial | None:
+        """Record that a process has a program; return that, unless all owners have it."""
         if program.digest not in known:
             if sum(map(len, self._known.values())) >= _MOST_KNOWN:
-                return
-            known[program.digest] = _Known(program, met)
+                return None
+            known[program.digest] = _Partial(program, met)
         one = known[program.digest]
         one.have.add(process)
         one.met = min(one.met, met)
-        if len(one.have) == len(self._all if owners is None else owners):
-            del known[program.digest]
+        if len(one.have) < len(owners or self._all):
+            return one
+        del known[program.digest]
+        return None
+
+    def _judge(self, owners: Owners, one: _Partial, processes: Iterable[int]) -> bool:
+        """Return whether a program counts as a difference from now on, for what these lack."""
+        has_counted = one.counts
+        one.counts = has_counted or any(
+            self._lacks(process, owners, one)
+            and self._reports[owners, process].met >= one.met + _MEETINGS
+            for process in processes
+        )
+        return one.counts and not has_counted
 
     def lines(self, *, still: Collection[int] | None = None) -> list[str]:
         """Return the differences in words, the first ones first, and at the end how many more.
@@ -264,7 +272,7 @@ it, it may wait for the others']
         more = len(found) - _MOST_LINES
         return [*found[:_MOST_LINES], f"and {more} more"] if more > 0 else found
 
-    def differences(self, *, still: Collection[int] | None = None) -> list[Difference]:
+    def differences(self, *, still: Collection[int] | None = None) -> list[ProgramDifference]:
         """Return the differences: see `lines`."""
         return [
             difference
@@ -273,8 +281,8 @@ it, it may wait for the others']
         ]
 
     def _of(
-        self, owners: Owners, known: Mapping[str, _Known], still: Collection[int] | None
-    ) -> Iterator[Difference]:
+        self, owners: Owners, known: Mapping[str, _Partial], still: Collection[int] | None
+    ) -> Iterator[ProgramDifference]:
         members, paired = owners or self._all, set[str]()
         for digest, one in known.items():
             lack = [process for process in members if self._lacks(process, owners, one)]
@@ -284,18 +292,18 @@ it, it may wait for the others']
             other = self._instead(one, known)
             have = tuple(sorted(one.have))
             if other is None:
-                yield Difference(one.program, have, tuple(lack), members, None)
+                yield ProgramDifference(one.program, have, tuple(lack), members, None)
             else:
                 paired.add(other.program.digest)
                 theirs = tuple(sorted(other.have))
-                yield Difference(one.program, have, theirs, members, other.program)
+                yield ProgramDifference(one.program, have, theirs, members, other.program)
 
-    def _lacks(self, process: int, owners: Owners, one: _Known) -> bool:
+    def _lacks(self, process: int, owners: Owners, one: _Partial) -> bool:
         """Return whether a process has not compiled a program, as far as it has reported."""
         report = self._reports.get((owners, process))
         return process not in one.have and report is not None and report.is_whole
 
-    def _instead(self, one: _Known, known: Mapping[str, _Known]) -> _Known | None:
+    def _instead(self, one: _Partial, known: Mapping[str, _Partial]) -> _Partial | None:
         """Return the program that other processes have compiled where these have this one."""
         for other in known.values():
             is_alike = other.program[1:4] == one.program[1:4]
