@@ -1,7 +1,7 @@
 """A program over all devices that one process alone runs: a warning if it returns, else a report.
 
-The shape of github.com/marin-community/marin issue 5319: on a resume, the logger of process 0
-returned early, while the others did eager arithmetic on replicated global arrays.
+The shape of https://github.com/marin-community/marin/issues/5319: on a resume, the logger of
+process 0 returned early, while the others did eager arithmetic on replicated global arrays.
 """
 
 from __future__ import annotations

@@ -265,6 +265,8 @@ def test_a_program_in_words():
     assert found[1:] == ("jit(step)", "f32[8,4], i32[], i32[] and 2 more", 2, "a.py:1")
     assert program_of(main, [1, 0], "a.py:1").digest != found.digest
     assert program_of(b"", [], "").name == "a program"
+    complex_one = b"module @pmap {\n func @main(%arg0: tensor<2xcomplex<f32>> {x}) {} }"
+    assert program_of(complex_one, [0], "")[1:3] == ("pmap", "c64[2]")
 
 
 def test_the_address_of_a_custom_partitioning_is_left_out():

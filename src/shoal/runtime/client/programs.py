@@ -23,7 +23,7 @@ class ProgramNotes:
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may compile while its thread notes
         self._notes: dict[Owners, list[tuple[CompiledProgram, int]]] = {None: []}
         self._digests: dict[Owners, set[str]] = {}
         self._totals: dict[Owners, int] = {}

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shoal.errors import counted
 from shoal.hashing import content_digest
+from shoal.runtime.failures.shortening import process_ranges
 from shoal.runtime.system.callsite import line_of
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.frames import FrameError
 
 Owners: TypeAlias = tuple[int, ...] | None  # None: all processes of the job
@@ -38,7 +38,8 @@ _TYPES = 3  # arguments whose types are shown
 _MEETINGS = 2
 _MODULE = re.compile(rb"module @\"?([^\s\"]+)")
 _MAIN = re.compile(rb"@main\((.*)")
-_ARGUMENT = re.compile(rb"%arg\d+: tensor<([^>]*)>")
+_ARGUMENT = re.compile(rb"%arg\d+: tensor<((?:\d+x)*)([^>]*)>")
+_COMPLEX = {b"complex<f32": b"c64", b"complex<f64": b"c128"}
 # A custom partitioning is called by its address, which differs between processes.
 _ADDRESS = re.compile(rb'backend_config = "\d+"')
 
@@ -66,7 +67,7 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
     """
     module, main = _MODULE.search(text), _MAIN.search(text)
     name = module[1].decode(errors="replace") if module else "a program"
-    types = [_type(one) for one in _ARGUMENT.findall(main[1])] if main else []
+    types = [_type(*one) for one in _ARGUMENT.findall(main[1])] if main else []
     shown = ", ".join(types[:_TYPES])
     more = len(types) - _TYPES
     if b"CustomSPMDPartitioning" in text:
@@ -82,9 +83,9 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
     )
 
 
-def _type(text: bytes) -> str:
-    *dims, element = text.decode(errors="replace").split("x")
-    return f"{element}[{','.join(dims)}]"
+def _type(dims: bytes, element: bytes) -> str:
+    kind = _COMPLEX.get(element, element).decode(errors="replace")
+    return f"{kind}[{dims.decode().rstrip('x').replace('x', ',')}]"
 
 
 class Noted(NamedTuple):
@@ -145,18 +146,20 @@ class ProgramDifference(NamedTuple):
     @property
     def text(self) -> str:
         """A sentence."""
-        program, owners = self.program, listed(self.owners)
+        program, owners = self.program, process_ranges(self.owners)
         devices = f"{counted(program.num_devices, 'device')} of {owners}"
         if self.instead is not None:
             pairs = sorted([(self.have, program), (self.lack, self.instead)])
-            sites = [f"{listed(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs]
+            sites = [
+                f"{process_ranges(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs
+            ]
             function = program.name.partition("(")[2].rstrip(")") or "f"
             return (
                 f"processes have compiled different programs {program.name} for {devices}, with "
                 f"arguments {program.types or 'of no type'}: {'; '.join(sites)}. "
                 f"`shoal.assert_same_program({function}, …)` shows the first line that differs"
             )
-        have, lack = listed(self.have), listed(self.lack)
+        have, lack = process_ranges(self.have), process_ranges(self.lack)
         what = f"{program.name} for {devices}{_site(program)}"
         if len(self.have) == 1:
             return f"{have} alone has compiled {what}; if it runs it, it may wait for the others"
@@ -285,9 +288,11 @@ it, it may wait for the others']
     ) -> Iterator[ProgramDifference]:
         members, paired = owners or self._all, set[str]()
         for digest, one in known.items():
+            if still is None and not one.counts:
+                continue
             lack = [process for process in members if self._lacks(process, owners, one)]
-            shown = one.counts if still is None else one.counts or not {*lack}.isdisjoint(still)
-            if digest in paired or not lack or not shown:
+            is_shown = one.counts or not {*lack}.isdisjoint(still or ())
+            if digest in paired or not lack or not is_shown:
                 continue
             other = self._instead(one, known)
             have = tuple(sorted(one.have))

@@ -87,6 +87,7 @@ class ServedJob:
         self._programs = ProgramSets(joining.num_processes)
         self._programs_at_wait: list[str] = []  # when a wait ended at its deadline
         self._has_warned = False  # of programs
+        self._has_reported_programs = False  # to the launcher, which takes the first report
         self._reporting: Reporting[Connection] = Reporting()
         self.mail.on_survivors = self._forget_reporter
         self._judge_at = -math.inf
@@ -182,11 +183,11 @@ class ServedJob:
         counts = self._programs.receive(process, noted)
         if not counts or self._has_warned or self.meeting is None:
             return
+        first, *more = self._programs.differences()
         self._has_warned = True
-        first, *more = self._programs.lines()
         rest = f" ({counted(len(more), 'more difference')}: shoal.job_status())" if more else ""
         lowest = min((p for p in self.mail.lives if not self.meeting.has_gone(p)), default=process)
-        self.mail.push((lowest,), pack_frame({"is": "programs"}, f"{first}{rest}".encode()))
+        self.mail.push((lowest,), pack_frame({"is": "programs"}, f"{first.text}{rest}".encode()))
 
     def _program_lines(self) -> list[str]:
         """Return the differences in compiled programs, for the report of a failure."""
@@ -287,8 +288,9 @@ class ServedJob:
         self._endings.depart(process, is_lost=state != "left")
         news = {"words": departure.words, **departure_header(departure)}
         news["at"] = meeting.whereabouts(self.now(), process)
-        if state != "left" and (programs := self._program_lines()):
-            news["programs"] = programs
+        if state != "left" and not self._has_reported_programs:
+            news["programs"] = programs = self._program_lines()
+            self._has_reported_programs = bool(programs)
         if end and not departure.follows:
             news["end"] = end
         self.on_news(gone=process, at_s=self.now(), **news)
