@@ -35,7 +35,7 @@ _OF_OTHERS = re.compile(
 )
 _TEXTS = (
     "headline", "words", "advice", "message", "notes", "said", "text", "value", "last_output",
-    "failed_since",
+    "failed_since", "programs",
 )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ import pytest
 from shoal.errors import UsageError
 from shoal.settings import SETTINGS, check_all, unknown_variables
 
-TEXTS = {"host:port", "folder", "text", "file", "PID:FILE", "names"}  # units of what is no number
+TEXTS = {
+    "host:port", "folder", "0, 1 or folder", "text", "file", "PID:FILE", "names",
+}  # fmt: skip # units of what is no number
 
 
 @pytest.mark.parametrize(
