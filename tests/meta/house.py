@@ -18,26 +18,6 @@ STATE_ALLOWED = {
     "runtime/system/shapes_only.py": {"_shapes_only"},  # the same
     "runtime/system/threads.py": {"_CREW"},  # of the share that a thread does
 }
-# Files with what `dense_conditionals` forbids, until they are mended; none joins them.
-STILL_DENSE = {
-    "arrays/bridge/devices.py", "arrays/bridge/leaf_layouts.py", "arrays/bridge/sharding.py",
-    "arrays/feeding/feed_steps.py", "arrays/host_local/host_local.py",
-    "arrays/host_local/part_primitives.py", "arrays/host_local/parts.py", "arrays/make_mesh.py",
-    "arrays/moving/across_devices.py", "arrays/moving/move.py", "arrays/moving/move_program.py",
-    "arrays/traced/constrain.py", "arrays/traced/linear.py", "arrays/traced/manual.py",
-    "arrays/traced/shard_alike.py", "runtime/client/lanes.py", "runtime/client/trail_search.py",
-    "runtime/clouds.py", "runtime/doctor/examine.py", "runtime/doctor/findings.py",
-    "runtime/exit/first_failure.py", "runtime/exit/idle.py", "runtime/exit/job_report.py",
-    "runtime/failures/comparison.py", "runtime/failures/evidence.py", "runtime/failures/facts.py",
-    "runtime/failures/headline.py", "runtime/failures/last_record.py",
-    "runtime/failures/rendering.py", "runtime/failures/shortening.py",
-    "runtime/failures/stack_text.py", "runtime/jax_service/splice.py", "runtime/process.py",
-    "runtime/rules/joining.py", "runtime/rules/messages.py", "runtime/rules/outcomes.py",
-    "runtime/rules/stopping.py", "runtime/rules/trail.py", "runtime/server/job.py",
-    "runtime/startup/device_start.py", "runtime/startup/launcher_table.py",
-    "runtime/startup/meeting_address.py", "runtime/startup/options.py",
-    "runtime/system/failure_words.py", "runtime/system/local_devices.py", "runtime/wire/sockets.py",
-}  # fmt: skip
 FACADE = re.compile(r"compat/(\w+/)?__init__\.py")
 STATEFUL = {
     "Barrier", "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "Queue",
@@ -71,8 +51,6 @@ def dense_conditionals(tree: Tree) -> list[str]:
     """Find conditional expressions (`a if b else c`) that a reader has to take apart."""
     problems = []
     for path, text in tree.items():
-        if path in STILL_DENSE:
-            continue
         module = parse(text)
         for node in conditionals(module):
             what = f"{path}:{node.lineno}: a conditional expression"

@@ -413,9 +413,8 @@ def _filled(pairs: list[tuple[str, int]], count: int, all_devices: bool) -> list
     slack = f", or name fewer: devices=jax.devices()[:{fixed}]" if fewer else ""
     verb = "does not divide" if free else "is not"
     truth = f"the sizes multiply to {fixed}, which {verb} the number of devices, {count}"
-    raise UsageError(
-        f"make_mesh({shown}): {truth}; {f'{{{fits}}} would fit' if near else 'name axes'}{slack}"
-    )
+    advice = f"{{{fits}}} would fit" if near else "name axes"
+    raise UsageError(f"make_mesh({shown}): {truth}; {advice}{slack}")
 
 
 def _more_cpus(pairs: list[tuple[str, int]], devices: Sequence[jax.Device]) -> str:

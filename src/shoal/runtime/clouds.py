@@ -157,8 +157,9 @@ def _names_of(machines: object) -> tuple[frozenset[str] | None, list[str]]:
     """Return the names of machines, and what is wrong with them."""
     if machines is None:
         return None, []
-    is_many = isinstance(machines, Iterable) and not isinstance(machines, str | bytes)
-    names = list(machines) if isinstance(machines, Iterable) and is_many else [None]
+    names: list[object] = [None]
+    if isinstance(machines, Iterable) and not isinstance(machines, str | bytes):
+        names = list(machines)
     texts = [name for name in names if isinstance(name, str)]
     wrong = f"machines={shown(machines)} must be the names of virtual machines"
     return frozenset(texts), [] if len(texts) == len(names) else [WrongType(wrong)]

@@ -671,11 +671,10 @@ class Initialized(NamedTuple):
         """
         now = self._given(arguments)
         fixed = {*now, *(_NUMBERS if now.keys() & {*_NUMBERS[:2]} else ())}
-        again = (
-            find_cluster(self.arguments)[0]
-            if self.is_attached
-            else decide(self.arguments, os.environ)
-        )
+        if self.is_attached:
+            again, _ = find_cluster(self.arguments)
+        else:
+            again = decide(self.arguments, os.environ)
         now = {field: getattr(again, field) for field in _COMPARED if field not in fixed} | now
         differing = [
             f"{name}: {_shown(before)} before, {_shown(now[field])} now"

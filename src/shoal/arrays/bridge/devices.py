@@ -209,9 +209,10 @@ def _too_few(mesh: Mesh, needed: int, cpus: Mapping[int, int]) -> str:
         if process in counts:
             counts[process] += 1
     few = [f"process {p} has {n}" for p, n in sorted(counts.items()) if n < needed]
+    shown = ", ".join([*few[:8], *(["…"] if len(few) > 8 else [])])
     return (
-        f"{mesh!r}: too few CPU devices for this host mesh: {', '.join(few[:8])}"
-        f"{', …' if len(few) > 8 else ''}; write initialize(host_devices={needed})"
+        f"{mesh!r}: too few CPU devices for this host mesh: {shown}; "
+        f"write initialize(host_devices={needed})"
     )
 
 

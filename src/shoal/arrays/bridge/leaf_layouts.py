@@ -365,7 +365,9 @@ def mesh_in_force(given: object) -> Mesh:
 
 
 def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:
-    return () if given is None else (given,) if isinstance(given, str) else given
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else given
 
 
 def _of_sharding(given: Sharding, rank: int) -> Layout:
@@ -393,4 +395,4 @@ def _what(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{kind} {value.dtype}{list(value.shape)}"
     text = " ".join(repr(value).split())
-    return f"{kind} {text if len(text) <= 60 else text[:59] + '…'}"
+    return f"{kind} {text}" if len(text) <= 60 else f"{kind} {text[:59]}…"

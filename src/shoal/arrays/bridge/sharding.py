@@ -111,7 +111,9 @@ def spec_of(layout: Layout) -> PartitionSpec:
 def memory_of(given: Sharding) -> str:
     """Return the memory kind that a sharding names; "" if it is the devices' default memory."""
     kind = given.memory_kind
-    return "" if kind is None or kind == _default_memory(_platform(given)) else str(kind)
+    if kind is None or kind == _default_memory(_platform(given)):
+        return ""
+    return str(kind)
 
 
 def _platform(given: Sharding) -> str:

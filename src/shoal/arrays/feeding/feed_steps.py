@@ -213,11 +213,12 @@ class Steps:
     def _status(self, batch: Batch) -> Status:
         """Return this process's report on a batch."""
         text = batch.text
+        is_as_before = bool(text) and text == self._leaves
         status = Status(
             rows=batch.rows,
             size=self._split.size_of(batch.rows),
             is_exact=self._split.is_exact(batch.rows),
-            leaves="=" if text and text == self._leaves else text,
+            leaves="=" if is_as_before else text,
         )
         is_by_number = isinstance(self._source, ByNumber)
         if is_by_number and batch.rows:  # the number of rows is known to all

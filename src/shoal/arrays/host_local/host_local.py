@@ -263,7 +263,9 @@ def _whole_problems(leaf: Leaf) -> list[str]:
     """Return why a value cannot be an array of which this process has its part."""
     is_traced = isinstance(leaf.value, jax.core.Tracer)
     is_nothing = isinstance(leaf.value, jax.ShapeDtypeStruct)
-    problems = [] if is_traced or is_nothing else _named(leaf, cannot_hold(leaf.value))
+    problems: list[str] = []
+    if not (is_traced or is_nothing):
+        problems = _named(leaf, cannot_hold(leaf.value))
     cannot_be_pending(leaf, problems)
     if problems:
         return problems

@@ -273,7 +273,9 @@ def _inserted(layout: Layout, dim: int, names: Any, *, must: bool = False) -> La
     """Return a layout with one more dim, split by these axes; unsplit, or an error if it `must`
     be split, where they cannot."""
     dims = list(layout.dims)
-    axes = names if isinstance(names, tuple) or names is None else (names,)
+    axes = names
+    if not (names is None or isinstance(names, tuple)):
+        axes = (names,)
     try:
         return Layout(layout.mesh, *dims[:dim], axes, *dims[dim:])
     except UsageError:

@@ -161,11 +161,9 @@ def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array |
         return move([ArrayMove(value, value, target)])[0]
     if call.is_derivative and (not is_array or value.is_fully_addressable):
         return None
-    why = (
-        lies_elsewhere(value, layout)
-        if is_here or not is_local(value)
-        else f"is local already; {_CANNOT_PASS}"
-    )
+    why = f"is local already; {_CANNOT_PASS}"
+    if is_here or not is_local(value):
+        why = lies_elsewhere(value, layout)
     raise UsageError(f"{call.operation}: {path}: {why}")
 
 

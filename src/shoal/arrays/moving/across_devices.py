@@ -109,7 +109,9 @@ def travels_as(dtype: Any, source: Sharding) -> np.dtype[Any]:
     """
     dtype = np.dtype(dtype)
     on_cpu = any(device.platform == "cpu" for device in source.device_set)
-    return word_of(dtype) if on_cpu and may_change(dtype) and not is_narrow_float(dtype) else dtype
+    if on_cpu and may_change(dtype) and not is_narrow_float(dtype):
+        return word_of(dtype)
+    return dtype
 
 
 def as_rows(plan: Transfer) -> Transfer:

@@ -122,7 +122,9 @@ def _plan(each: ArrayMove) -> Transfer | None:
     if is_key(each.array) or each.changes_devices:
         return None
     plan = each.plan
-    return plan if plan is not None and is_better(plan, each.array.dtype) else None
+    if plan is None or not is_better(plan, each.array.dtype):
+        return None
+    return plan
 
 
 def unmoved(each: ArrayMove) -> jax.Array | None:

@@ -60,7 +60,8 @@ def stages(
     found = []
     for run in runs:
         mesh = run[0].before.mesh
-        begin = run[0].before if run is runs[0] and in_one_order(mesh, source.mesh) else None
+        is_begin = run is runs[0] and in_one_order(mesh, source.mesh)
+        begin = run[0].before if is_begin else None
         last = run[-1].after
         is_end = run is runs[-1] and last.mesh == mesh and in_one_order(mesh, target.mesh)
         takes = _sharding(mesh, begin, len(shape), devices)

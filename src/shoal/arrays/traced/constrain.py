@@ -290,8 +290,9 @@ def _mesh_here(leaf: Leaf) -> AnyMesh:
 def _mesh_around(leaf: Leaf) -> AnyMesh | None:
     """Return the mesh of the enclosing `shard_map`, if it has the layout's axes."""
     here = jax.sharding.get_abstract_mesh()
-    is_alike = not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes)
-    return here if is_alike and manual_axes(here) else None
+    if here.empty or dict(here.shape) != dict(leaf.layout.mesh.axes):
+        return None
+    return here if manual_axes(here) else None
 
 
 def explicit_part(leaf: Leaf) -> NamedSharding | None:

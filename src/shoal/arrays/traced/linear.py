@@ -180,7 +180,8 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
 def _dtype(given: Any, default: Any) -> Any:
     is_record = isinstance(given, list | tuple | dict)  # which NumPy would read as a record dtype
     try:
-        wanted = None if is_record else jnp.dtype(default if given is None else given)
+        chosen = default if given is None else given
+        wanted = None if is_record else jnp.dtype(chosen)
     except (TypeError, ValueError, SyntaxError):  # NumPy parses strings
         wanted = None
     if wanted is None or not any(jnp.issubdtype(wanted, kind) for kind in (np.number, np.bool_)):

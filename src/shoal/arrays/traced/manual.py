@@ -408,7 +408,9 @@ def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _
 def _entered(value: jax.Array, layout: Layout, region: _Region) -> jax.Array:
     """Return an argument as passed to the region: JAX splits only by Manual and Auto axes."""
     is_explicit = AxisType.Explicit in region.here.axis_types
-    return constrain(value, layout) if is_explicit or _others(layout, region) else value
+    if is_explicit or _others(layout, region):
+        return constrain(value, layout)
+    return value
 
 
 def _left(result: Any, layouts: Layouts, region: _Region) -> Any:

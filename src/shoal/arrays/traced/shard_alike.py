@@ -174,8 +174,9 @@ def _tied(a: jax.Array, b: jax.Array, gradient: bool) -> tuple[jax.Array, jax.Ar
 
     @alike.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        both = tuple(_ALIKE.bind(*tangents)) if gradient and all(kinds) else tuple(tangents)
-        return alike(*primals), both
+        if gradient and all(kinds):
+            tangents = _ALIKE.bind(*tangents)
+        return alike(*primals), tuple(tangents)
 
     return alike(a, b)
 

@@ -150,7 +150,8 @@ class Lanes:
         The call itself reports invalid values of `lane` or `processes`: the scope is then one
         of all processes in the main lane; or of none, if `processes` lists only other processes.
         """
-        lane = lane if isinstance(lane, str) and lane else "main"
+        if not isinstance(lane, str) or not lane:
+            lane = "main"
         point = Point(operation, self._group(processes), lane, survivors=survivors)
         scope = Scope(self, point, sys._getframe(2), is_arrival=False)
         scope.ends_lane = ends_lane

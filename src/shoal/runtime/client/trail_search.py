@@ -268,7 +268,10 @@ class _Calls:
 def _unexplained(side: TrailVersion, mine: Trail | None) -> Said:
     """Return what is known of a side: its number of calls, and the last one of this process's."""
     count, _, digest = side.text.partition(":")
-    made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
+    made = "no call"
+    if count:
+        calls = "call" if count == "1" else "calls"
+        made = f"{count} {calls}, digest {digest[:8]}"
     if mine is not None and mine.count > mine.first_kept and _is_of(side, mine.text):
         last = mine.entry(mine.count - 1)
         made += f", the last {last.place}" if last else ""

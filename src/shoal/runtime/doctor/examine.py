@@ -453,5 +453,7 @@ def _without_password(url: str) -> str:
     ['…@proxy:3128', 'http://…@proxy:3128']
     """
     start, at, rest = url.rpartition("@")
+    if not at:
+        return rest
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", start)
-    return f"{scheme[0] if scheme else ''}{'…@' if at else ''}{rest}"
+    return f"{scheme[0]}…@{rest}" if scheme else f"…@{rest}"

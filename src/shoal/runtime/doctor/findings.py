@@ -44,7 +44,8 @@ class Report(NamedTuple):
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        return f"process {'?' if self.process is None else self.process} ({self.host})"
+        number = "?" if self.process is None else self.process
+        return f"process {number} ({self.host})"
 
     def with_check(self, name: str, checked: CheckResult) -> Report:
         """Return this report and the result of one more check.
@@ -155,9 +156,10 @@ def groups(reports: Sequence[Report], check: str, name: str) -> dict[Any, list[i
 
 def sides(found: dict[Any, list[int]]) -> str:
     """Return `0.10.2 on processes 0, 1; 0.9.0 on process 2`."""
-    rows = [
-        f"{'not set' if value is None else value} on {listed(at)}" for value, at in found.items()
-    ]
+    rows = []
+    for value, at in found.items():
+        shown = "not set" if value is None else value
+        rows.append(f"{shown} on {listed(at)}")
     more = len(rows) - _SHOWN
     return "; ".join(rows[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
@@ -205,7 +207,7 @@ def _clocks(reports: Sequence[Report]) -> list[Finding]:
 def _apart(off_s: float) -> str:
     much = abs(off_s)
     amount = f"{much / 60:.1f} min" if much >= 60 else f"{much:.0f} s"
-    return f"{amount} {'ahead' if off_s > 0 else 'behind'}"
+    return f"{amount} ahead" if off_s > 0 else f"{amount} behind"
 
 
 def _devices(reports: Sequence[Report]) -> list[Finding]:

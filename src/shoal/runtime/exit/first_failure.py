@@ -383,7 +383,8 @@ def stalled_cause(groups: Sequence[Waiting], idle_s: float) -> tuple[Cause, str]
 
 
 def _wait(processes: ProcessSet) -> str:
-    return f"{listed(processes)} {'waits' if len(processes) == 1 else 'wait'}"
+    verb = "waits" if len(processes) == 1 else "wait"
+    return f"{listed(processes)} {verb}"
 
 
 def exit_code(root: Ending) -> int:

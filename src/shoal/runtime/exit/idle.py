@@ -128,9 +128,10 @@ class StallWatch:
     def every_s(self) -> float:
         """How often to call `look`, seconds."""
         within_s = self._coordinator.progress.within_s
-        if self._has_left:
+        limit_s = min(self._limit_s, within_s or math.inf)
+        if self._has_left or limit_s < math.inf:
             return _LOOK_S
-        return _LOOK_S if min(self._limit_s, within_s or math.inf) < math.inf else _IDLE_LOOK_S
+        return _IDLE_LOOK_S
 
     def on_left(self) -> None:
         """Take the news that a process has left in order: this one may wait for it in JAX."""
@@ -291,8 +292,9 @@ class StallWatch:
         me = ThisProcess(here.process, here.hosts)
         headline, _, rest = text.partition("\n")
         if not (is_final and self._ends):
-            own = f"  {me} is at {line_of(stands(innermost_frame())) or 'an unknown place'}"
-            _warn(f"{headline}\n{rest if is_shower else own}")
+            place = line_of(stands(innermost_frame())) or "an unknown place"
+            more = rest if is_shower else f"  {me} is at {place}"
+            _warn(f"{headline}\n{more}")
             if is_shower:
                 name = "shoal stacks"
                 asks = threading.Thread(

@@ -146,7 +146,8 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
         return one_line(f"it was declared lost: {why}", _MOST)
     fate = f"is lost: {why}" if is_lost else peer.fate
     more = len(end.peers) - 1
-    also = f" (and {more} more {'process is' if more == 1 else 'processes are'} gone)"
+    noun = "process is" if more == 1 else "processes are"
+    also = f" (and {more} more {noun} gone)"
     return one_line(f"{me.name(process)} {fate}", _MOST) + (also if more else "")
 
 
@@ -544,7 +545,9 @@ def _failure(
 ) -> JobFailure:
     """Return the failure with its headline; `since_s`: how long ago it was, if known."""
     causes, age_s = tuple(causes), _age_s()
-    after_s = None if age_s is None or since_s is None else _rounded(age_s - since_s)
+    after_s = None
+    if age_s is not None and since_s is not None:
+        after_s = _rounded(age_s - since_s)
     hosts: dict[str, list[int]] = {}
     for process, host in enumerate(coordinator.hosts):
         hosts.setdefault(host, []).append(process)
@@ -593,9 +596,9 @@ def _of_wait(coordinator: Coordinator, cause: Cause, wait: Wait) -> Cause:
     """Return a deadline as the failure of those that did not arrive."""
     missing = ProcessSet(p for one in wait.missing for p in one.processes)
     point = coordinator.progress.point
-    group = (
-        range(coordinator.num_processes) if point is None or point.group is None else point.group
-    )
+    group: Iterable[int] = range(coordinator.num_processes)
+    if point is not None and point.group is not None:
+        group = point.group
     arrived = ProcessSet(set(group) - set(missing))
     at = (Waiting(processes=arrived, place=cause.place),) if arrived else ()
     call = cause.place.call if cause.place is not None else wait.call

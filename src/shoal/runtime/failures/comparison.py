@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.errors import DivergenceError, with_article
+from shoal.errors import DivergenceError, counted, with_article
 from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.system.callsite import line_of, source_at, split_site
 from shoal.runtime.system.failure_words import listed, one_line
@@ -233,7 +233,9 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
         return found
     if what == "name":
         return f"{call} needs the same name= on every process."
-    return f"{call} {_SAME_LEAVES if what in _OF_LEAVES else _SAME_ARGUMENTS}" if call else ""
+    if not call:
+        return ""
+    return f"{call} {_SAME_LEAVES}" if what in _OF_LEAVES else f"{call} {_SAME_ARGUMENTS}"
 
 
 def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
@@ -296,9 +298,9 @@ def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
     groups, processes = (sum(counts) for counts in zip(
         *((row.groups, len(row.processes)) for row in left), strict=True
     ))  # fmt: skip
-    words = f"{groups} more group{'' if groups == 1 else 's'}"
-    noun = "process" if processes == 1 else "processes"
-    note = f"{indent}… {words}, {processes} {noun}"
+    words = counted(groups, "more group")
+    of = counted(processes, "process", "processes")
+    note = f"{indent}… {words}, {of}"
     first = [texts[n] for n in kept[:half]]
     return [*first, note, *(texts[n] for n in kept[half:])]
 

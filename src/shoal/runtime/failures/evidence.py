@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.errors import counted
 from shoal.runtime.failures.comparison import failed_before
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -84,7 +85,9 @@ def evidence(failure: JobFailure, page: Page) -> list[Line]:
             f"{page.style.dots} {len(rest)} more {errors}: {failed}", "quiet", most=1
         )
     shown = causes[: page.limits.causes]
-    return [*lines, []] if not rest and shown and _has_traceback(shown[-1]) else lines
+    if not rest and shown and _has_traceback(shown[-1]):
+        lines.append([])
+    return lines
 
 
 def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
@@ -128,13 +131,15 @@ def _of_thread(cause: Cause) -> str:
 def _sentences(cause: Cause, failure: JobFailure) -> list[str]:
     """Return the evidence that is neither a traceback nor a table."""
     has_died = cause.kind in _DEATHS and not cause.frames
-    ended = f"The wait ended after {cause.wait.limit_s:g} s." if (
-        cause.kind == "deadline" and cause.wait is not None and cause.wait.limit_s is not None
-        and cause.error is None
-    ) else ""  # fmt: skip
+    ended = ""
+    if cause.kind == "deadline" and cause.wait is not None and cause.error is None:
+        if cause.wait.limit_s is not None:
+            ended = f"The wait ended after {cause.wait.limit_s:g} s."
     if ended and cause.words:
         return [f"{ended} {cause.words[0]}", *cause.words[1:]]
-    sentences = _signal_sentences(cause, failure) if has_died and cause.kind == "signal" else []
+    sentences: list[str] = []
+    if has_died and cause.kind == "signal":
+        sentences += _signal_sentences(cause, failure)
     sentences += [ended] if ended else []
     sentences += cause.words
     seen = _last_seen(cause, failure) if has_died else ""
@@ -147,12 +152,14 @@ def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
     if is_out_of_memory(cause):
         noun = "kill" if kills == 1 else "kills"
         used, most = memory.cgroup_peak_bytes, memory.cgroup_limit_bytes
-        at = f", at {_sizes(used, most)} in use" if used is not None and most is not None else ""
-        counted = f"Its cgroup counted {kills} out-of-memory {noun} in this job{at}."
+        at = ""
+        if used is not None and most is not None:
+            at = f", at {_sizes(used, most)} in use"
+        death = f"Its cgroup counted {kills} out-of-memory {noun} in this job{at}."
         peaks = [(cause.processes, memory.peak_bytes)]
         peaks += [(one.processes, one.peak_bytes) for one in failure.others]
         sizes = [f"{process_ranges(of)} {_size(n)}" for of, n in peaks if n is not None]
-        return [counted, f"Peak resident size: {', '.join(sizes)}."] if sizes else [counted]
+        return [death, f"Peak resident size: {', '.join(sizes)}."] if sizes else [death]
     if cause.sent_by_launcher is None:
         return []
     if cause.sent_by_launcher:
@@ -164,9 +171,10 @@ def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
 
 def _last_seen(cause: Cause, failure: JobFailure) -> str:
     place, memory = cause.place, cause.memory
-    seen = f"at {place_words(place)}" if place is not None else ""
+    parts = [] if place is None else [f"at {place_words(place)}"]
     if cause.step is not None:
-        seen += f"{' ' if seen else ''}in step {cause.step}"
+        parts.append(f"in step {cause.step}")
+    seen = " ".join(parts)
     if place is not None and (place.age_s or 0.0) >= 1.0:
         seen += f", {seconds(place.age_s or 0.0)} before"
     if seen and cause.kind == "host_lost":
@@ -209,8 +217,9 @@ def _difference(
         return values_from_difference(said, room, page.style.dots)
 
     def places(room: int) -> list[str]:
-        is_call = difference.what == "call"
-        sources = [side.place.source if is_call and side.place else "" for side in shown]
+        sources = [""] * len(shown)
+        if difference.what == "call":
+            sources = [side.place.source if side.place else "" for side in shown]
         texts = [source or one for source, one in zip(sources, said, strict=True)]
         return _placed([side.place for side in shown], texts, room, page.style)
 
@@ -353,15 +362,17 @@ def _placed(
 ) -> list[str]:
     """Return texts of at most `room` columns, each after its place, if it has one."""
     most = max(12, min(FILE_COLUMNS, room - 28))
-    heads = [
-        f"{path_end(one.file, most, style.dots)}:{one.line}" if one is not None and one.file else ""
-        for one in places
-    ]
+    heads = [""] * len(places)
+    for n, one in enumerate(places):
+        if one is not None and one.file:
+            heads[n] = f"{path_end(one.file, most, style.dots)}:{one.line}"
     width = max(map(columns, heads), default=0)
     lines = []
     for place, head, text in zip(places, heads, texts, strict=True):
         before = f"{head}{' ' * (width - columns(head))}   " if head else ""
-        expression = place.columns if place is not None and text == place.source else ()
+        expression: tuple[int, ...] = ()
+        if place is not None and text == place.source:
+            expression = place.columns
         left = room - columns(before)
         if left < 8:
             lines.append(shortened(f"{head} {text}", room, style.dots))
@@ -401,9 +412,7 @@ def _traceback(cause: Cause, page: Page) -> list[Line]:
     lines: list[Line] = []
     for at, frame in enumerate(frames):
         if left and at == (1 if len(frames) > 1 else 0):
-            lines += page.text(
-                f"{dots} {left} {'frame' if left == 1 else 'frames'} {dots}", "quiet"
-            )
+            lines += page.text(f"{dots} {counted(left, 'frame')} {dots}", "quiet")
         lines += _frame(frame, page)
     repeats = cause.error.repeats if cause.error is not None else 0
     if repeats:
@@ -436,10 +445,10 @@ def _frame(frame: StackFrame, page: Page) -> list[Line]:
 
 
 def _left_out(cause: Cause, page: Page) -> list[Line]:
-    counted = counted_frames(cause.left_out)
-    if not counted:
+    frames = counted_frames(cause.left_out)
+    if not frames:
         return []
-    words = f"{page.style.dots} {counted}"
+    words = f"{page.style.dots} {frames}"
     words += ", then native code" if cause.kind == "signal" else ""
     words += " (SHOAL_TRACEBACK=full shows them)" if "shoal" in cause.left_out else ""
     return page.text(words, "quiet", most=1)
@@ -505,7 +514,7 @@ def _as_one_line(lines: Sequence[str]) -> str:
 
 
 def _errors(found: re.Match[str]) -> str:
-    return f"({found[1]} error{'' if found[1] == '1' else 's'})"
+    return f"({counted(int(found[1]), 'error')})"
 
 
 def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
@@ -540,7 +549,9 @@ def _in_step(failure: JobFailure) -> str:
     if len(failure.causes) != 1 or not _has_traceback(failure.causes[0]):
         return ""
     cause = failure.causes[0]
-    return f"In step {cause.step}." if cause.step is not None and cause.wait is None else ""
+    if cause.step is None or cause.wait is not None:
+        return ""
+    return f"In step {cause.step}."
 
 
 def _other(other: Others, failure: JobFailure, dots: str) -> str:
@@ -555,19 +566,22 @@ def _other(other: Others, failure: JobFailure, dots: str) -> str:
     step = f" in step {other.step}" if other.step is not None else ""
     if other.state == "waiting":
         at = f" at {place}" if place else ""
-        return f"{label} {was} waiting{' there' if _is_there(other, failure) else at}{step}."
+        if _is_there(other, failure):
+            at = " there"
+        return f"{label} {was} waiting{at}{step}."
     if other.state == "running":
         by = f", and {was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
         if other.joined_by_jax:
             it = "it" if len(other.processes) == 1 else "they"
             by += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
-        return f"{label} {was} running{f' at {place}' if place else ''}{step}{by}."
+        at = f" at {place}" if place else ""
+        return f"{label} {was} running{at}{step}{by}."
     if other.state == "stopped":
         at_step = f"step {other.step}" if other.step is not None else ""
         if at_step and other.place is not None and not other.place.call:
             at_step, place = f"{at_step} ({place})", ""
         at = place + step if place else at_step
-        return f"{label} learned of it{f' at {at}' if at else ''}."
+        return f"{label} learned of it at {at}." if at else f"{label} learned of it."
     if other.state == "left":
         return f"{label} had left the job."
     if other.state == "ended":

@@ -268,14 +268,14 @@ def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause
             said = error.type, _NAMES_ITSELF.sub("", error.message, count=1)
         key = said, cause.frames, cause.thread
         groups.setdefault(key, []).append(cause)
-    return tuple(
-        dataclasses.replace(
-            group[0],
-            processes=ProcessSet(p for of in group for p in of.processes),
-            first=group[0].processes[0] if is_ordered and len(group) > 1 else None,
-        )
-        for group in groups.values()
-    )
+    found = []
+    for first, *others in groups.values():
+        processes = ProcessSet(p for of in (first, *others) for p in of.processes)
+        was_first = first.processes[0] if is_ordered else None
+        if not others:
+            was_first = None
+        found.append(dataclasses.replace(first, processes=processes, first=was_first))
+    return tuple(found)
 
 
 def utc(at_s: float) -> str:

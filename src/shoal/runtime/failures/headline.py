@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.errors import CorruptCheckpointError
+from shoal.errors import CorruptCheckpointError, with_article
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -119,7 +119,7 @@ def _difference_claim(difference: Difference, step: int | None) -> str:
     if call == "assert_same" or what == "replica":
         return f"{where} found different {_PLURALS.get(what, what)}{in_step}"
     if what == "name":
-        where = f"{'an' if call[:1] in 'aeiou' else 'a'} {call}"
+        where = with_article(call)
     return f"processes gave {where} different {_PLURALS.get(what, what)}{found}"
 
 
@@ -173,7 +173,8 @@ def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
     if first is None:
         return ()
     of = listed(first.processes)
-    is_slow = f"If {of} {'is' if len(first.processes) == 1 else 'are'} only slow, raise timeout_s"
+    be = "is" if len(first.processes) == 1 else "are"
+    is_slow = f"If {of} {be} only slow, raise timeout_s"
     if first.kind == "not_joined":
         by = "shoal.initialize or jax.distributed.initialize"
         return (f"Every process must call {by}. {is_slow}.",) if first.wait else ()

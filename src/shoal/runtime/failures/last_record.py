@@ -389,13 +389,16 @@ def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     notes = [note for note in getattr(error, "__notes__", ()) if _OF_JAX not in text_of(note)]
+    caused_by: tuple[ErrorFacts, ...] = ()
+    if inner is not None and depth:
+        caused_by = (_facts(inner, depth - 1, most),)
     return ErrorFacts(
         type=kind.__qualname__,
         module=kind.__module__,
         message=message[:most],
         message_characters=len(message) if len(message) > most else None,
         notes=tuple(text_of(note)[:most] for note in notes[:_CHAIN]),
-        caused_by=() if inner is None or not depth else (_facts(inner, depth - 1, most),),
+        caused_by=caused_by,
         place="" if trace is None else _short(trace.tb_frame, trace.tb_lineno),
         leaves=tuple(_facts(leaf, 0, most) for leaf in leaves[:_LEAVES]) if depth else (),
         more_leaves=max(0, len(leaves) - _LEAVES),
@@ -498,7 +501,7 @@ def _wait(error: BaseException) -> Wait | None:
         limit_s = round(error.waited_s, 1)
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
-        words = f"has not {'joined' if refusal_of(error).strangers else 'called initialize'}"
+        words = "has not joined" if refusal_of(error).strangers else "has not called initialize"
         missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
         return Wait(call="initialize", missing=tuple(missing))
     return None

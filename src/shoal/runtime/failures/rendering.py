@@ -128,7 +128,8 @@ def pointed_out(failure: JobFailure, style: Style, program: str, node: str) -> l
     facts = _printable_facts(facts_without_secrets(failure), style)
     lines, moved, host = _headline_lines(facts, style, program)
     lines += Page(style, Shown()).text(f"On host {host}.") if host else []
-    words = f"Exit code {facts.exit_code}{_after(facts) if moved else ''}. Report: {node}."
+    after = _after(facts) if moved else ""
+    words = f"Exit code {facts.exit_code}{after}. Report: {node}."
     words += f" Logs of this host: {facts.logs}" if facts.logs else ""
     return [*lines, *_last_lines(words, facts, style)]
 
@@ -303,7 +304,9 @@ def _logs(failure: JobFailure) -> str:
     if len(logs) == 2 or (logs and not folder):
         more = f" and {len(logs) - 2} more" if len(logs) > 2 else ""
         return f"Logs: {', '.join(logs[:2])}{more}"
-    return f"Logs: {folder}{', on each host' if len(hosts) > 1 else ''}" if folder else ""
+    if not folder:
+        return ""
+    return f"Logs: {folder}, on each host" if len(hosts) > 1 else f"Logs: {folder}"
 
 
 def _log(log: str, failure: JobFailure) -> str:

@@ -222,7 +222,9 @@ def _cut_between_words(text: str, at: int) -> tuple[int, int]:
     low = max(text.rfind(space, 0, at) for space in " \n") + 1
     high = min(f"{text} \n".find(space, at) for space in " \n")
     is_short = high - low <= _WORD_LETTERS and low > 0 and high < len(text)
-    return (low, high) if low < at < high and is_short else (at, at)
+    if low < at < high and is_short:
+        return low, high
+    return at, at
 
 
 def path_end(path: str, limit: int, dots: str = "…") -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.errors import counted
 from shoal.tracebacks import is_installed, is_own_file
 
 _OWN_THREAD = "shoal "  # how the names of shoal's threads begin
@@ -82,7 +83,9 @@ class ThreadStack(NamedTuple):
         shown = frames if most is None else frames[-most:]
         lines: list[str] = []
         if most is None and self.more:
-            lines = ["… more frames" if self.more == _UNKNOWN else f"… {_frames(self.more)}"]
+            lines = [
+                "… more frames" if self.more == _UNKNOWN else f"… {counted(self.more, 'frame')}"
+            ]
         for frame, run in itertools.groupby(shown):
             lines.append(f'File "{frame.file}", line {frame.line}, in {frame.function}')
             lines += [f"  {frame.source}"] if frame.source else []
@@ -189,10 +192,6 @@ def _own_modules() -> frozenset[str]:
     return frozenset(found)
 
 
-def _frames(count: int) -> str:
-    return f"{count} frame{'' if count == 1 else 's'}"
-
-
 def counted_frames(packages: Mapping[str, int]) -> str:
     """Return how many frames are of which packages, shoal last; empty if there are none.
 
@@ -201,6 +200,6 @@ def counted_frames(packages: Mapping[str, int]) -> str:
     """
     counts = sorted(packages.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
     return ", ".join(
-        f"{count} in {package}" if at else f"{_frames(count)} in {package}"
+        f"{count} in {package}" if at else f"{counted(count, 'frame')} in {package}"
         for at, (package, count) in enumerate(counts)
     )

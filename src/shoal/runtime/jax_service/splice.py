@@ -311,7 +311,9 @@ class _Pair:
         self._await(self._near, wants, self._on_near)
         if self._is_lost:
             return
-        wants = selectors.EVENT_WRITE if self._to_far or self._is_connecting else 0
+        wants = 0
+        if self._to_far or self._is_connecting:
+            wants = selectors.EVENT_WRITE
         if not (self._far_ended or self._to_near or self._is_connecting):
             wants |= selectors.EVENT_READ
         self._await(self._far, wants, self._on_far)
@@ -377,7 +379,8 @@ class Door:
         self._selector = selectors.DefaultSelector()
         self._splices = Splices(self._selector, socket.AF_UNIX, path, shields=False)
         self._has_tls = has_tls
-        on_other = self._take_plain if is_open or has_tls else None
+        takes_others = is_open or has_tls
+        on_other = self._take_plain if takes_others else None
         self._connections = Connections([server], self, time.monotonic, on_other=on_other)
         callers = self._connections.fileno()
         self._selector.register(callers, selectors.EVENT_READ, lambda _: self._connections.poll(0))

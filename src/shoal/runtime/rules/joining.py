@@ -123,7 +123,9 @@ class Joining(Generic[To]):
     @property
     def next_deadline(self) -> float:
         """The time at which `tick` must be called."""
-        return math.inf if self.is_complete or self.refusal else self.deadline
+        if self.is_complete or self.refusal:
+            return math.inf
+        return self.deadline
 
     @cached_property
     def hosts(self) -> list[str]:
@@ -156,13 +158,14 @@ class Joining(Generic[To]):
 
     def members(self) -> tuple[Member, ...]:
         """Return the state of each process."""
-        here = [self._here.get(process) for process in range(self.num_processes)]
-        return tuple(
-            Member(process, hello.host, "here", "waits for all to join", pid=hello.pid)
-            if hello
-            else Member(process, "", "absent", "has not joined yet")
-            for process, hello in enumerate(here)
-        )
+        states = [
+            Member(process, "", "absent", "has not joined yet")
+            for process in range(self.num_processes)
+        ]
+        for process, hello in self._here.items():
+            words = "waits for all to join"
+            states[process] = Member(process, hello.host, "here", words, pid=hello.pid)
+        return tuple(states)
 
     def is_finished(self, now: float) -> bool:
         """Return whether the joining was refused, and no process has yet to receive the refusal."""

@@ -241,10 +241,12 @@ def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int])
 def notice_header(given: ReceivedNotice) -> dict[str, Any]:
     """Return the header fields of a notice."""
     deadline_s = given.deadline_s
+    if deadline_s is not None and not math.isfinite(deadline_s):
+        deadline_s = None
     return {
         "reason": given.reason[:_MOST_TEXT],
         "source": given.source[:_MOST_TEXT],
-        "deadline_s": deadline_s if deadline_s is None or math.isfinite(deadline_s) else None,
+        "deadline_s": deadline_s,
     }
 
 

@@ -325,7 +325,8 @@ def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
         is_unnamed = side.name == call != "barrier" and (
             parts is None or not some_unnamed or bool(parts.site)
         )
-        said = fingerprint if same_name and not call else ""
+        is_shown = same_name and not call
+        said = fingerprint if is_shown else ""
         site = side.site[:200]
         calls.append(Said(side.processes, said, call, "" if is_unnamed else name, site))
     return calls

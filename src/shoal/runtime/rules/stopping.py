@@ -108,7 +108,9 @@ class Rounds:
     @property
     def awaited(self) -> tuple[int, ...]:
         """The processes that have not answered, in order; none unless a notice is open."""
-        return tuple(sorted(self._awaited)) if self.is_open and self._step is None else ()
+        if not self.is_open or self._step is not None:
+            return ()
+        return tuple(sorted(self._awaited))
 
     @property
     def stopped(self) -> Stopped | None:
@@ -273,7 +275,9 @@ class Stop:
         if before is not None and earlier is not None:
             stride = min(top - before, before - earlier)
         following = top + stride
-        return step if step is not None and top <= step <= following else following
+        if step is not None and top <= step <= following:
+            return step
+        return following
 
     def wait(self, changes: int, timeout_s: float) -> None:
         """Wait for an event after `changes` was read, at most `timeout_s`."""

@@ -251,7 +251,9 @@ class ServedJob:
         if stall is None:
             return
         shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
-        shower = shows[0] if stall.is_final and shows else awake[0]
+        shower = awake[0]
+        if stall.is_final and shows:
+            shower = shows[0]
         header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
         programs = self._programs.lines(still=awake)
         if stall.is_final:
@@ -474,7 +476,9 @@ class ServedJob:
         for process, state, words, silent_s in self._liveness.tick(running_s):
             seen = self._stalls.seen(process)
             if state == "lost":
-                where = f", {seen_words(seen)}" if silent_s and seen and seen.site else ""
+                where = ""
+                if silent_s and seen and seen.site:
+                    where = f", {seen_words(seen)}"
                 self._dismiss(process, Departure(words + where, "lost", why=words + where))
                 continue
             meeting.mark_silent(process, now - silent_s)

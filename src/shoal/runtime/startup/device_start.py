@@ -229,7 +229,9 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
     kind = platform.upper() if platform else "default"
     is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)
     if is_absent:
-        who = f"JAX_PLATFORMS={platforms}" if platforms and not requested else "the program"
+        who = "the program"
+        if platforms and not requested:
+            who = f"JAX_PLATFORMS={platforms}"
         return NoDevicesError(
             f"{me}: no {kind} device was found: {words_of_error}\n"
             f"{who} requests them: run on a host that has some, with JAX's plugin for them "

@@ -90,7 +90,9 @@ def jax_address(env: Environment) -> str | None:
 def _torchrun_address(env: Environment) -> str | None:
     """MASTER_PORT itself is in use by torch's own store."""
     host, port = env.get("MASTER_ADDR", "").strip(), env.get("MASTER_PORT", "").strip()
-    return address_text(host, derived_port(f"torchrun {host} {port}")) if host and port else None
+    if not host or not port:
+        return None
+    return address_text(host, derived_port(f"torchrun {host} {port}"))
 
 
 def _slurm_address(env: Environment) -> str | None:
@@ -358,7 +360,9 @@ def dtensor_completed(env: Mapping[str, str], problems: list[str]) -> Mapping[st
 def dtensor_address(env: Mapping[str, str]) -> str | None:
     """Return the meeting address: the entry of process 0, or None if it is not an address."""
     first = next(iter(jobs_of(env.get(_DTENSOR_JOBS, ""))), None)
-    return None if first is None or first.startswith("/bns/") else first
+    if first is None or first.startswith("/bns/"):
+        return None
+    return first
 
 
 # ---- Find the process of this machine that launched the local processes of a job.

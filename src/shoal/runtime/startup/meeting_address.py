@@ -239,7 +239,9 @@ def _start(
         lacks_token=bool(token.lack),
         variables=certificates.variables,
     )
-    reached = bind if is_loopback(host) and bind not in _ANY_HOST else host
+    reached = host
+    if is_loopback(host) and bind not in _ANY_HOST:
+        reached = bind
     address = moved(started.address, reached) if port == 0 else address_text(host, port)
     if started.jax_service:
         jax_service = moved(started.jax_service, reached)

@@ -41,7 +41,8 @@ def whole(name: str, value: object, least: int, problems: list[str]) -> int | No
     """Return an integer ≥ `least` from an argument or a variable's text, or None."""
     number: int | None = None
     if isinstance(value, str) and name not in Arguments._fields:  # only variables are text
-        number = int(value) if value.isascii() and value.isdigit() else None
+        if value.isascii() and value.isdigit():
+            number = int(value)
     else:
         number = as_integer(value)
     if number is None or number < least:

@@ -245,7 +245,9 @@ def particulars_of(words: str) -> str:
     """Return the text after the headline: the traceback, or nothing."""
     words = words.strip("\n")
     first, _, rest = words.partition("\n")
-    return rest if not rest or (_is_head(rest) and not _is_head(first)) else words
+    if not rest or (_is_head(rest) and not _is_head(first)):
+        return rest
+    return words
 
 
 def one_line(text: str, limit: int = _MAX_LINE) -> str:
@@ -343,7 +345,8 @@ def text_of(value: object) -> str:
     try:
         return str(value)
     except BaseException:  # noqa: BLE001 (it may raise anything)
-        return f"<{'exception ' if isinstance(value, BaseException) else ''}str() failed>"
+        kind = "exception str()" if isinstance(value, BaseException) else "str()"
+        return f"<{kind} failed>"
 
 
 def _places(trace: TracebackType | None) -> tuple[str, str]:

@@ -233,7 +233,9 @@ def _in_flags(env: Mapping[str, str]) -> str:
 
 def _number(words: str) -> int:
     words = words.strip()  # as JAX does
-    return int(words) if words.isascii() and words.isdigit() else -1
+    if words.isascii() and words.isdigit():
+        return int(words)
+    return -1
 
 
 def _differs(words: str | None, devices: int) -> bool:

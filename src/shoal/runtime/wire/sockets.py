@@ -85,7 +85,8 @@ def short_folder() -> str:
 def bind_host(host: str) -> str:
     """Return the address to listen at, for processes that reach this host by the name `host`."""
     if is_loopback(host):
-        return host if host[0].isdigit() or ":" in host else "127.0.0.1"
+        is_number = host[0].isdigit() or ":" in host
+        return host if is_number else "127.0.0.1"
     return "::" if ":" in host else "0.0.0.0"
 
 
