@@ -85,6 +85,18 @@ def test_a_damaged_entry_is_absent_and_removed_and_written_anew(tmp_path, how):
             path.unlink()
 
 
+def test_a_directory_in_place_of_an_entry_is_absent_and_leaves_no_descriptor(tmp_path):
+    entries = Entries(str(tmp_path), NAME)
+    Path(entries._path_of("key")).mkdir()
+    free = os.dup(0)
+    os.close(free)
+    assert entries.read("key") is None
+    entries.write("key", b"code")
+    again = os.dup(0)
+    os.close(again)
+    assert again == free
+
+
 def test_an_entry_of_another_user_is_absent_and_removed(tmp_path):
     entries = Entries(str(tmp_path), NAME)
     for number in range(200):

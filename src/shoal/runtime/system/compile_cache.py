@@ -200,8 +200,7 @@ class Entries:
         Raises:
           OSError: it cannot be read, or is not a file of this user.
         """
-        # Without O_NONBLOCK, a pipe in its place would block this process.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+        with open(path, "rb", opener=_open_entry) as stream:
             there = os.fstat(stream.fileno())
             if not stat.S_ISREG(there.st_mode) or there.st_uid != self._user:
                 raise PermissionError(f"{path} is not a file of this user")
@@ -234,6 +233,11 @@ class Entries:
                     if _FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
                         there = one.stat(follow_symlinks=False)
                         yield _File(there.st_mtime_ns, one.path, max(there.st_size, _LEAST_BYTES))
+
+
+def _open_entry(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, a pipe in its place would block this process.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:
