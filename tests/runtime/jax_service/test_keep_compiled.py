@@ -106,8 +106,8 @@ def test_an_entry_that_jax_cannot_load_is_a_line_once(tmp_path, events, caplog):
 def test_a_full_disk_is_a_line_once(tmp_path, events, caplog, monkeypatch):
     keep(tmp_path)
 
-    def rename(_source: str, target: str) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+    def rename(_source: str, _target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as `write` does, without a name
 
     monkeypatch.setattr(os, "rename", rename)
     assert [compute(), compute()] == pytest.approx([RESULT] * 2)

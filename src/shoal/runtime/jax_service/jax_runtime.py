@@ -714,7 +714,8 @@ class _CompileCache:
             self._entries.write(key, program)
         except OSError as error:
             self.is_full = True
-            self._say(f"the compile cache takes no more programs: {_reason(error)}")
+            reason = error.strerror or error  # of a full disk, which names no file
+            self._say(f"the compile cache takes no more programs: {self._path}: {reason}")
 
     def serves(self, backend: Any) -> bool:
         """Return whether programs for these devices are stored."""
