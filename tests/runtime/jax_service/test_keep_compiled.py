@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import monitoring
+from jax import NamedSharding, P, monitoring
 from jax._src import compilation_cache, compiler, distributed
 
+import shoal
 from shoal.runtime.jax_service import jax_runtime
 
 HITS, REQUESTS = "cache_hits", "compile_requests_use_cache"
@@ -115,6 +116,19 @@ def test_a_full_disk_is_a_line_once(tmp_path, events, caplog, monkeypatch):
     assert line.startswith(f"the compile cache takes no more programs: {tmp_path}/jax-")
     assert line.endswith(": No space left on device")
     assert stored(tmp_path) == []
+
+
+def test_the_lines_of_a_program_are_its_own_though_another_was_stored(tmp_path, events):
+    keep(tmp_path)
+    rows = shoal.put(np.ones((8, 8), np.float32), NamedSharding(shoal.make_mesh({"x": -1}), P("x")))
+    first = jax.jit(lambda x: jnp.tanh(x).sum(0))
+    second = jax.jit(lambda x: jnp.tanh(x).sum(0))  # one line below
+    lines = [
+        int(movement.source.partition(":")[2].split()[0])
+        for jitted in (first, second)
+        for movement in shoal.explain_program(jitted, rows).movements
+    ]
+    assert lines[1] == lines[0] + 1
 
 
 def test_a_directory_that_cannot_be_used_is_a_line(tmp_path, events):

@@ -13,6 +13,7 @@ import numpy as np
 from shoal.colour import local
 from shoal.errors import UsageTypeError
 from shoal.plan.compiled import Collective, SourceLine, collectives_of, flow_of, frames_of
+from shoal.runtime.jax_service import jax_runtime
 
 # Collectives written by the user: JAX's names for them.
 _WRITTEN = (
@@ -120,7 +121,8 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
             f"explain_program: {jitted!r} is not a jitted function: pass jax.jit(function), "
             "and its arguments after it"
         )
-    compiled = jitted.lower(*args, **kwargs).compile()
+    with jax_runtime.with_own_lines():
+        compiled = jitted.lower(*args, **kwargs).compile()
     text = compiled.as_text()
     num_devices = _num_devices(compiled)
     flow, frames = flow_of(text), frames_of(text)

@@ -65,7 +65,10 @@ PRIVATE = {
         "GceTpuCluster",
         "GkeTpuCluster",
     ),
-    "jax._src.config": ("explicit_device_put_scope",),
+    "jax._src.config": (
+        "compilation_cache_include_metadata_in_key",
+        "explicit_device_put_scope",
+    ),
     "jax._src.distributed": (
         "global_state.client",
         "global_state.coordinator_address",
@@ -672,6 +675,19 @@ def keep_compiled(
     except OSError as error:
         return f"no compile cache: {_reason(error)}"
     return ""
+
+
+def with_own_lines() -> contextlib.AbstractContextManager[None]:
+    """In the block, what is compiled has the source lines of the program as it is now.
+
+    Otherwise JAX's keys leave the lines out, so what is loaded from a cache has those of the
+    program that was compiled.
+    """
+    from jax._src import config
+
+    scope: contextlib.AbstractContextManager[None]
+    scope = config.compilation_cache_include_metadata_in_key(True)
+    return scope
 
 
 def _plugins() -> Iterator[str]:
