@@ -156,6 +156,11 @@ class Text(str):
     __repr__ = str.__str__  # as a set shows itself
 
 
+def test_static_data_of_several_lines_are_one_line():
+    spec = wire.spec_of(Box(1, Text("Config(\n    width=3,\n)")))
+    assert "Config( width=3, )" in shown_line(spec.lines[-1])
+
+
 class Colour(enum.IntEnum):
     RED = 1
 

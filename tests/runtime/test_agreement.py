@@ -13,6 +13,7 @@ from runtime.coordinator_contract import PATIENCE_S, meet, run_together
 from shoal.errors import DeadlineError, DivergenceError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.failures.comparison import compare_lines
 from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.rules import first_difference
 from shoal.runtime.rules.outcomes import Fingerprint
@@ -323,10 +324,31 @@ def test_the_search_finds_what_brute_force_finds(lists, same, data):
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=400), st.text(max_size=400))
 def test_excerpts_of_lines_that_differ_differ(begin, end, one, other):
-    lines = [begin * 30 + text + end for text in (one, other)]
+    lines = [(begin * 30 + text + end).replace("\x01", "") for text in (one, other)]
     shown = first_difference.excerpts(lines)
     assert (shown[0] == shown[1]) == (lines[0] == lines[1])
     assert max(map(len, shown)) <= first_difference._WIDTH + 6
+
+
+@given(
+    st.integers(0, 2000), st.sampled_from(["path", "dtype", "shape", "layout", "value", "digest"])
+)
+def test_an_excerpt_of_a_packed_line_keeps_its_fields(length, field):
+    leaf = SpecLine(path="['" + "x" * length + "']", dtype="float32", shape="[3]", layout="(x)")
+    lines = [leaf._replace(**{field: getattr(leaf, field) + end}) for end in ("a", "b")]
+    shown = [SpecLine.of(text) for text in first_difference.excerpts([a.packed for a in lines])]
+    differing = [
+        name for name in SpecLine._fields if len({getattr(one, name) for one in shown}) > 1
+    ]
+    assert differing == [field]
+    assert max(len(one.packed) for one in shown) < 700
+
+
+def test_static_data_far_in_a_tree_are_a_different_tree():
+    lines = [SpecLine("tree", value="*, " * 500 + f"Model[{n}]").packed for n in range(2)]
+    kind, said = compare_lines(first_difference.excerpts(lines), first_difference.ENDED)
+    assert kind == ("tree", "")
+    assert [shown_line(line)[-8:] for line in said] == ["Model[0]", "Model[1]"]
 
 
 @given(st.text(max_size=5), st.lists(st.text("ab: ", max_size=200), max_size=5))

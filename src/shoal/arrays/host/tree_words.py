@@ -19,15 +19,18 @@ def tree_lines(treedef: Any) -> tuple[str, ...]:
 
 
 def nodes_text(treedef: Any) -> str:
-    """Return the nodes of a tree, without what differs between processes.
+    """Return the nodes of a tree in one line, without what differs between processes.
 
-    That is addresses (`<function f at 0x7f12…>`) and the order of sets.
+    That is addresses (`<function f at 0x7f12…>`) and the order of sets. Static data may have texts
+    of several lines.
 
     >>> import jax
     >>> nodes_text(jax.tree.structure({"x": (1, [2])}))
     "PyTreeDef({'x': (*, [*])})"
     """
     text = str(treedef)
+    if "\n" in text:
+        text = " ".join(map(str.strip, text.split("\n")))
     if "0x" not in text and "{" not in text:  # a scalar has neither
         return text
     text = _ADDRESS.sub("at 0x", text)

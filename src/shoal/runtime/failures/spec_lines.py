@@ -6,9 +6,10 @@ options such as "source=0".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_BETWEEN = "\x01"  # fields; in no path or dtype, and no space for `strip` and `splitlines`
+BETWEEN = "\x01"  # fields; in no path or dtype, and no space for `strip` and `splitlines`
 
 
 class SpecLine(NamedTuple):
@@ -26,7 +27,7 @@ class SpecLine(NamedTuple):
     @classmethod
     def of(cls, line: str) -> SpecLine | None:
         """Return the fields of a packed line, perhaps cut at its end; None: it has none."""
-        what, *fields = line.split(_BETWEEN)
+        what, *fields = line.split(BETWEEN)
         if not fields or what not in _WORDS or len(fields) >= len(cls._fields):
             return None
         return cls(what, *fields)
@@ -34,7 +35,7 @@ class SpecLine(NamedTuple):
     @property
     def packed(self) -> str:
         """The line as it is compared and sent."""
-        return _BETWEEN.join(self)
+        return BETWEEN.join(self)
 
     @property
     def said(self) -> str:
@@ -70,7 +71,7 @@ def shown_line(line: str) -> str:
     """
     one = SpecLine.of(line)
     if one is None:
-        return " ".join(filter(None, line.split(_BETWEEN)))
+        return " ".join(filter(None, line.split(BETWEEN)))
     return f"{one.path}: {one.said}" if one.path else one.said
 
 
@@ -82,6 +83,21 @@ def with_value(line: str, value: str) -> str:
     if value.startswith("= "):
         return one._replace(value=value[2:]).packed
     return one._replace(digest=value).packed
+
+
+def with_layouts(lines: Iterable[str], layouts: Sequence[str]) -> tuple[str, ...]:
+    """Return lines of leaves, perhaps followed by others, with layouts where these are not empty.
+
+    >>> one = SpecLine(path="['w']", dtype="float32", shape="[3]").packed
+    >>> [*map(shown_line, with_layouts([one, one, END], ["", "(x)"]))]
+    ["['w']: float32[3]", "['w']: float32[3] as (x)", 'no more leaves']
+    """
+    found = [*lines]
+    for number, layout in enumerate(layouts):
+        one = SpecLine.of(found[number]) if layout else None
+        if one is not None:
+            found[number] = one._replace(layout=layout).packed
+    return tuple(found)
 
 
 def with_origin(line: str, layout: str) -> str:

@@ -13,10 +13,12 @@ from typing import Protocol
 
 from shoal.errors import ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
+from shoal.runtime.failures.spec_lines import BETWEEN
 
 MAX_GROUPS_SHOWN = 8  # versions compared; which process holds which is known anyway
 _PIECES = 64
 _WIDTH = 400  # characters of a line in a message: a leaf's whole path, and what it is
+_BEFORE = 200  # of each field before the one that differs
 ENDED = "(nothing: it ends before)"
 
 Meet = Callable[[bytes], Mapping[int, bytes]]  # one round: send bytes, get those of all
@@ -148,8 +150,16 @@ def find_line(
 
 
 def _around(text: str, index: int) -> str:
-    """Return the text around a character. The start depends only on `index`, so that texts that
-    differ there have different excerpts."""
+    """Return the text around a character; of a packed line, also the fields before it.
+
+    What is left out depends only on what comes before `index`, so that texts that differ there have
+    different excerpts.
+    """
+    fields = text[:index].split(BETWEEN)[:-1]
+    if fields:
+        shown = [one if len(one) <= _BEFORE else f"...{one[-_BEFORE:]}" for one in fields]
+        start = sum(map(len, fields)) + len(fields)
+        return BETWEEN.join([*shown, _around(text[start:], index - start)])
     begin = 0 if index < _WIDTH * 3 // 4 else index - _WIDTH // 3
     end = begin + _WIDTH
     return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
