@@ -79,7 +79,7 @@ class Shared:
         self.owners = owners  # the process of each device
         for module in CHECKS:
             monkeypatch.setattr(module, "shards_here", self._shards_here)
-            monkeypatch.setattr(module, "layout_line", lambda leaf, value: f"{leaf.path}: shared")
+            monkeypatch.setattr(module, "layout_text", lambda leaf, value: "shared")
 
     def own(self, process):
         self._here.process = process

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.device_trees import (
+    CHECKS,
     SHAPE,
     SPECS,
     Shared,
@@ -25,8 +26,10 @@ from collectives.device_trees import (
 )
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives import check_finite as module
+from shoal.collectives import same
 from shoal.collectives.check_finite import check_finite
 from shoal.collectives.check_replicas import check_replicas
+from shoal.collectives.same import assert_same
 from shoal.errors import DivergenceError, NonFiniteError, UsageError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.step import step
@@ -248,3 +251,27 @@ def test_good_values_send_nothing(monkeypatch):
     monkeypatch.setattr(module, "meet", lambda *given: sent.append(given[2]) or real(*given))
     check_finite({"w": np.zeros(8), "n": 3})
     assert sent == [b""]
+
+
+@pytest.mark.parametrize("check", [check_finite, check_replicas, assert_same])
+@pytest.mark.parametrize("layouts", [("P('a',)", "P()"), ("P('a',)", "")])
+def test_layouts_that_differ_are_named_as_such(check, layouts, monkeypatch):
+    """Also where an array of several processes stands beside one of the host."""
+    value = placed(np.zeros(SHAPE, np.float32), ("a",))
+    shared = Shared(monkeypatch, [0] * 4 + [1] * 4)
+    for one in CHECKS:
+        monkeypatch.setattr(one, "layout_text", lambda *_: layouts[shared._here.process])
+    monkeypatch.setattr(
+        same, "parts_of", lambda *_: [same.Compared(layouts[shared._here.process], [], "")]
+    )
+
+    def go(coordinator):
+        shared.own(coordinator.process)
+        check.on(coordinator, {"w": value}, name="x", timeout_s=PATIENCE_S)
+
+    for error in run_all(LocalJob(2), go):
+        assert (error.difference.what, error.difference.path) == ("layout", "['w']")
+        assert " different layouts\n" in str(error)
+        assert str(error).endswith(f"{check.__name__} needs the same layouts on every process.")
+        sides = {one.layout: one.shape for one in error.difference.sides}
+        assert sides == dict.fromkeys(layouts, SHAPE)

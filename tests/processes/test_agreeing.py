@@ -110,7 +110,7 @@ def test_what_would_be_silently_wrong_is_an_error_on_every_process(job, said):
     assert "replicas differ within a process" in uneven[0]
     assert uneven[1:] == [[[1]], [2]]
     for sides in (layouts, alone):
-        assert any("spread as" in side for side in sides)
+        assert any(" as P(" in side for side in sides)
         assert len(sides) == 2
     assert zero[1] == {"['zero'] = -0.0": [0], "['zero'] = 0.0": [1, 2]}
     assert sorted(large[1].values()) == [[0, 1], [2]]

@@ -16,7 +16,7 @@ from shoal.collectives.arguments import deadline_of, meet
 from shoal.collectives.device_shards import (
     DeviceShard,
     is_on_host,
-    layout_line,
+    layout_text,
     on_each,
     shards_here,
 )
@@ -29,7 +29,7 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.spec_lines import shown_line, with_layouts
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
@@ -98,12 +98,12 @@ def check_finite(
     group = group_in(coordinator, "check_finite", processes)
     spec, values = flatten(tree, "check_finite")
     require_values("check_finite", spec.leaves, values)
-    lines = [layout_line(leaf, value) for leaf, value in zip(spec.leaves, values, strict=True)]
+    layouts = [layout_text(leaf, value) for leaf, value in zip(spec.leaves, values, strict=True)]
     with jax.transfer_guard("allow"), own_programs():
         parts = [_parts(leaf, value) for leaf, value in zip(spec.leaves, values, strict=True)]
         bad = _bad_parts(parts)
-        brought = _found(bad, [*map(bool, lines)], coordinator.progress.step) if bad else b""
-    call = Call("check_finite", name, callsite(), (*spec.lines, *filter(None, lines)))
+        brought = _found(bad, [*map(bool, layouts)], coordinator.progress.step) if bad else b""
+    call = Call("check_finite", name, callsite(), with_layouts(spec.lines, layouts))
     answers = meet(coordinator, call, brought, deadline, lane, group)
     if any(answers.values()):
         found = {process: json.loads(text) for process, text in answers.items() if text}

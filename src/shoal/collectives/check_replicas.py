@@ -29,7 +29,7 @@ from shoal.collectives.arguments import Deadline, deadline_of, meet
 from shoal.collectives.device_shards import (
     DeviceShard,
     is_on_host,
-    layout_line,
+    layout_text,
     on_each,
     shards_here,
 )
@@ -45,7 +45,7 @@ from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.spec_lines import shown_line, with_layouts
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, Meet, find_first, highest
 from shoal.runtime.rules.outcomes import ThisProcess
@@ -138,10 +138,11 @@ def compare_replicas(
     """Meet all processes that make the call, and compare their replicas; see `check_replicas`.
 
     Args:
+      call: its specification begins with the leaves' lines.
       leaves, values: the same leaves on all processes; those that are no JAX arrays are skipped.
     """
-    lines = [layout_line(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
-    call = call._replace(spec=(*call.spec, *filter(None, lines)))
+    layouts = [layout_text(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
+    call = call._replace(spec=with_layouts(call.spec, layouts))
 
     def bring(payload: bytes, *, spec: tuple[str, ...] = call.spec) -> Mapping[int, bytes]:
         return meet(coordinator, call._replace(spec=spec), payload, deadline, lane, group)
@@ -162,7 +163,7 @@ def compare_replicas(
     me = ThisProcess(coordinator.process, coordinator.hosts)
     number = _first_leaf(sums, lambda payload: bring(payload, spec=again))
     raise _difference(
-        me, call, leaves[number], bool(lines[number]), replicas[number],
+        me, call, leaves[number], bool(layouts[number]), replicas[number],
         lambda payload: bring(payload, spec=again),
     )  # fmt: skip
 

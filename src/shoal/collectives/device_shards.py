@@ -62,13 +62,12 @@ def shards_here(leaf: LeafSpec, array: jax.Array) -> list[DeviceShard]:
     return found
 
 
-def layout_line(leaf: LeafSpec, value: Any) -> str:
-    """Return the line that must be equal on all processes if several of them hold the array, else
-    an empty one."""
+def layout_text(leaf: LeafSpec, value: Any) -> str:
+    """Return the layout, which must be equal on all processes, of an array that several of them
+    hold; else an empty text."""
     if not isinstance(value, jax.Array):
         return ""
-    text = _layout_text(value.sharding, leaf._replace(path=""))
-    return text and f"{leaf.path}: {text}"
+    return _layout_text(value.sharding, leaf._replace(path=""))
 
 
 def is_on_host(data: jax.Array) -> bool:
@@ -139,4 +138,4 @@ def _layout_text(sharding: Any, leaf: LeafSpec) -> str:
     words = getattr(sharding, "spec", type(sharding).__name__)
     kind = f" in {sharding.memory_kind}" if sharding.memory_kind else ""
     digest = quick_digest(repr(_regions(sharding, leaf)).encode()).hex()
-    return f"spread as {words}{kind} (digest of the holders: {digest})"
+    return f"{words}{kind} (digest of the holders: {digest})"

@@ -30,7 +30,7 @@ from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
-from shoal.runtime.failures.spec_lines import SpecLine, shown_line
+from shoal.runtime.failures.spec_lines import shown_line, with_layouts
 from shoal.runtime.rules.first_difference import ItemsInOrder, Meet, find_first
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system import fault_points
@@ -98,10 +98,10 @@ def assert_same(
     spec, values = flatten(tree, "assert_same")
     with jax.transfer_guard("allow"):
         placed = parts_of(spec.leaves, values, "assert_same")
-        where = [leaf.line for leaf in placed if leaf.line]
+        layouts = [leaf.layout for leaf in placed]
         words = next((leaf.words for leaf in placed if leaf.words), "")
         parts = [part for leaf in placed for part in leaf.parts]
-        here = jax.process_index() if where else coordinator.process
+        here = jax.process_index() if any(layouts) else coordinator.process
         is_alone = group.count == 1
         compared = [] if is_alone else _compared(parts, coordinator.num_processes)
         mine = _hashed(compared, here)
@@ -110,7 +110,7 @@ def assert_same(
         brought |= {"words": words} if words else {}
         brought |= {"process": here} if here != coordinator.process else {}
         site = callsite()
-        call = Call("assert_same", name, site, (*spec.lines, *where))
+        call = Call("assert_same", name, site, with_layouts(spec.lines, layouts))
         fault_points.reach("assert_same.before_arrive", coordinator.process)
         payload = json.dumps(brought).encode()
         answers = agree(
@@ -262,7 +262,7 @@ class SharedPart(NamedTuple):
 class Compared(NamedTuple):
     """The parts of a leaf that are compared."""
 
-    line: str  # its distribution over devices, if global; else empty
+    layout: str  # its distribution over devices, if global; else empty
     parts: list[SharedPart]
     words: str  # difference between replicas of this process, or empty
 
@@ -296,7 +296,7 @@ def _placed(leaf: LeafSpec, value: Any) -> Compared:
         for box, holders in regions
     ]
     spread = _distribution(value.sharding, regions)
-    return Compared(SpecLine(path=leaf.path, value=f"spread as {spread}").packed, parts, difference)
+    return Compared(spread, parts, difference)
 
 
 class _Shard(NamedTuple):

@@ -245,6 +245,7 @@ def test_a_line_is_sent_and_read_back(one):
         ("group", "barrier", "pair", "processes gave barrier 'pair' different groups", "Every pro"),
         ("program", "assert_same_program", "", "processes compiled different programs", "Numbers"),
         ("layout", "pack", "", "processes gave pack different layouts", "pack needs the same tree"),
+        ("layout", "save", "", "processes gave save different layouts", "save needs the same layo"),
     ],
 )
 def test_every_kind_has_words_and_says_what_must_be_equal(kind, call, name, words, need):

@@ -21,7 +21,7 @@ _MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attribu
 _MOST_RANGES = 5  # of processes, in a row
 _SOURCE = 48  # columns of a source line
 _WHOLE = ("the value", "the array")  # paths of a tree that is one leaf
-_OF_LEAVES = ("tree", "shape", "dtype", "layout")
+_OF_LEAVES = ("tree", "shape", "dtype")
 _SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
 _SAME_ARGUMENTS = "needs equal arguments on every process."
 _SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
@@ -235,6 +235,8 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
         return f"{call} needs the same name= on every process."
     if not call:
         return ""
+    if what == "layout":
+        return f"{call} needs the same layouts on every process."
     return f"{call} {_SAME_LEAVES}" if what in _OF_LEAVES else f"{call} {_SAME_ARGUMENTS}"
 
 
