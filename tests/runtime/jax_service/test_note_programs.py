@@ -29,6 +29,7 @@ def noted(monkeypatch):
     def inner(backend, computation, devices, compile_options, *more, **options):
         return own(*given.pop(), compile_options, *more, **options)
 
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(compiler, "compile_or_get_cached", inner)
     assert jax_runtime.note_programs(lambda owners, one: found.append((owners, one))) == ""
     shown = SimpleNamespace(backend=SimpleNamespace(platform="cpu"), devices=devices_of(0, 1))
@@ -111,6 +112,13 @@ def test_large_constants_are_not_printed(noted):
 
 def test_programs_of_one_process_are_not_noted(noted):
     noted.shown.devices = devices_of(1, 1)
+    jax.jit(scaled(3.0))(X)
+    assert noted.all == []
+
+
+@pytest.mark.parametrize("owners", [(1, 2), (0, 3)])
+def test_programs_of_others_alone_or_of_a_topology_are_not_noted(noted, owners):
+    noted.shown.devices = devices_of(*owners)
     jax.jit(scaled(3.0))(X)
     assert noted.all == []
 

@@ -269,7 +269,9 @@ def test_a_program_in_words():
     assert program_of(complex_one, [0], "")[1:3] == ("pmap", "c64[2]")
 
 
-def test_the_address_of_a_custom_partitioning_is_left_out():
-    text = b'module @jit_f { custom_call @CustomSPMDPartitioning {backend_config = "%d"} }'
-    one, other = (program_of(text % address, [0], "") for address in (4711, 4712))
+@pytest.mark.parametrize("target", ["CustomSPMDPartitioning", "InspectSharding"])
+def test_the_address_of_what_is_called_is_left_out(target):
+    text = b'module @jit_f { custom_call @%s(%%arg0) {backend_config = "%s"} }'
+    addresses = rb"\10\05\EA\CD4\7F\00\00", b"4712"
+    one, other = (program_of(text % (target.encode(), of), [0], "") for of in addresses)
     assert one == other

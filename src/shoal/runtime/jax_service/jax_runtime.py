@@ -871,12 +871,16 @@ def _note(
     computation: Any,
     devices: Any,
 ) -> None:
-    """Note a program, unless its devices are one process's, or it is shoal's own."""
+    """Note a program over this process and others, unless it is shoal's own."""
     import jax
 
     owners = {device.process_index for device in devices.flat}
+    count = jax.process_count()
     # On TPUs, JAX's numbers may be others than the job's.
-    if len(owners) == 1 or (backend.platform == "tpu" and len(owners) < jax.process_count()):
+    if len(owners) == 1 or (backend.platform == "tpu" and len(owners) < count):
+        return
+    # A process may compile for devices of others alone, or of a topology that is not there.
+    if jax.process_index() not in owners or max(owners) >= count:
         return
     frame, of_jax = sys._getframe(2), os.path.dirname(jax.__file__) + os.sep
     while frame.f_back is not None and _is_between(frame, of_jax):

@@ -40,8 +40,10 @@ _MODULE = re.compile(rb"module @\"?([^\s\"]+)")
 _MAIN = re.compile(rb"@main\((.*)")
 _ARGUMENT = re.compile(rb"%arg\d+: tensor<((?:\d+x)*)([^>]*)>")
 _COMPLEX = {b"complex<f32": b"c64", b"complex<f64": b"c128"}
-# A custom partitioning is called by its address, which differs between processes.
-_ADDRESS = re.compile(rb'backend_config = "\d+"')
+# These are called by an address, which differs between processes.
+_ADDRESS = re.compile(
+    rb'(@(?:CustomSPMDPartitioning|InspectSharding)[^\n]*?)backend_config = "[^"]*"'
+)
 
 
 class CompiledProgram(NamedTuple):
@@ -70,8 +72,7 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
     types = [_type(*one) for one in _ARGUMENT.findall(main[1])] if main else []
     shown = ", ".join(types[:_TYPES])
     more = len(types) - _TYPES
-    if b"CustomSPMDPartitioning" in text:
-        text = _ADDRESS.sub(b"", text)
+    text = _ADDRESS.sub(rb"\1", text)
     digest = content_digest(text + repr([*device_ids]).encode()).hex()
     kind, _, function = name.partition("_")
     return CompiledProgram(
