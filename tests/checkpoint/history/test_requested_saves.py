@@ -68,6 +68,22 @@ def test_a_step_that_every_skips_is_saved_on_request(tmp_path, asynchronous, ask
     assert {one.is_by_steps for one in job.answers if one.state == "agreed"} == {True}
 
 
+def test_a_last_save_by_force_finds_the_last_step_saved_on_request(tmp_path):
+    """Without the request it is the only save of this step."""
+    job = Job()
+
+    def train(coordinator):
+        with Checkpoints(tmp_path, every=10, coordinator=coordinator) as ckpts:
+            for step in range(6):
+                job.request_at(coordinator, step, {5})
+                ckpts.save(step, state(step))
+            assert ckpts.save(5, state(5), force=True)
+            return ckpts.all_steps()
+
+    assert job.run(train) == (5,)
+    assert job.ends == [SaveState("committed", 5)]
+
+
 def test_a_loop_that_chooses_its_steps_answers_with_the_next(tmp_path):
     job = Job()
 

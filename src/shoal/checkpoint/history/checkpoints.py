@@ -267,8 +267,9 @@ class Checkpoints(ReadOnlyHistory):
           False if neither `every` nor a notice nor `shoal save` wants this step, else True.
 
         Raises:
-          StepAlreadyCommittedError: on all: the step is saved already. Not where the program stops
-            for a notice, if it is the step saved last: a loop may save, ask, and save again.
+          StepAlreadyCommittedError: on all: the step is saved already. Not if it is the step saved
+            last, and that for `shoal save`, or where the program stops for a notice: a loop may
+            save it again.
           RestoreMismatchError: on all: the next `resume`, called as the last one was, would refuse
             this state. Not with a pending notice: a warning says so.
           UsageError, DivergenceError, StorageError, SaveAbortedError, …: as `shoal.save`, on all.
@@ -288,10 +289,10 @@ class Checkpoints(ReadOnlyHistory):
             if not (wants or is_asked or self._stops_at(step, "save")):
                 return False
             limit_s = self._timeout_s if timeout_s is None else timeout_s
-            # A loop may save, ask, and save what it stops at again.
+            # A loop may save, ask, and save what it stops at again; `force` may save the last step.
             is_again = step == self._cadence.last
             with save_noted(self._coordinator, step):
-                if is_again and stops_at_save(self._coordinator, f"save({step})", step):
+                if is_again and self._may_save_again(step):
                     self._saver.settle(limit_s)
                     note_requested(self._coordinator, step, COMMITTED)
                     return True
@@ -576,6 +577,12 @@ class Checkpoints(ReadOnlyHistory):
         """Return whether a notice wants this step saved, though `every` does not."""
         caller = f"{operation}({step})"
         return step != self._cadence.last and stops_at_save(self._coordinator, caller, step)
+
+    def _may_save_again(self, step: int) -> bool:
+        """Return whether the step saved last was saved for a request, or is one of a notice."""
+        if self._coordinator.stop.saves.has_served(step):
+            return True
+        return stops_at_save(self._coordinator, f"save({step})", step)
 
     def _clock_of_lead(self, look: Callable[[], str]) -> str:
         return str(self._result_of_lead("should_save", (), look))

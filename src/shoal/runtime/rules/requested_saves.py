@@ -249,6 +249,11 @@ class RequestedSave:
             if answered:
                 self._answers[step] = max(answered)
 
+    def has_served(self, step: int) -> bool:
+        """Return whether this step was saved for a request, and no call for another one came."""
+        with self._lock:
+            return step == self._served
+
     def end(self, step: int, state: str) -> SaveReport | None:
         """Record that a save is COMMITTED or has FAILED; return the report to send, if any."""
         with self._lock:
