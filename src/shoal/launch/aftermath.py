@@ -45,6 +45,7 @@ from shoal.runtime.failures.headline import (
 )
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.shortening import capital, sentence
+from shoal.runtime.rules.point import STEP
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import headline_of, listed, one_line
 
@@ -147,7 +148,7 @@ class EndedJob(NamedTuple):
         at = _whereabouts(ending)
         is_past = cause.error is None and at is not None and not at.is_waiting
         last_met = None
-        if is_past and place is not None and place.call:
+        if is_past and place is not None and place.call not in ("", STEP):
             last_met = place
         words = cause.words
         if cause.kind not in SHARED and (raised := _thread_of(ending)) is not None:

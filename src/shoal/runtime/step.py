@@ -12,7 +12,7 @@ from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.exit.idle import watch_alone
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import STEP, Point
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.progress_file import note_ended, note_step
@@ -92,7 +92,7 @@ class _Step:
         coordinator, number = self._coordinator, self._number
         progress = coordinator.progress
         site = callsite()
-        place = Point("step", fingerprint="step", site=site)
+        place = Point(STEP, fingerprint=STEP, site=site)
         before, ended = progress.outer, progress.ended
         note_step(number)
         began = progress.begin(number, place)

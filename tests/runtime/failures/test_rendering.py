@@ -557,7 +557,8 @@ def test_the_beginning_of_a_message_and_the_failing_frame_are_never_cut(message,
     others = tuple(waiting(i, place=at(i, "barrier")) for i in range(1, 6))
     facts = failed("exception", 1, 1.0, cause, n=8, others=others)
     whole = squeezed("".join(report(facts, Style(width))))
-    begin = printable(without_secrets(message), keeps_lines=True)[:240]
+    # Of 240 letters, the last word may be left out: it has up to 40.
+    begin = printable(without_secrets(message), keeps_lines=True)[:200]
     assert squeezed(begin) in whole
     assert 'File"a8.py",line8,inf' in whole
 

@@ -12,6 +12,7 @@ from shoal.runtime.system.callsite import line_of
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 _MAX_TEXT = 32_768  # characters of all texts of a point
+STEP = "step"  # the call at which a process says where it is, and meets no other
 AGO, LASTING = ", {} s ago", " for {} s"  # how last words end: with `Member.since_s`
 
 

@@ -15,7 +15,7 @@ from shoal.runtime.rules.meeting_answers import (
     SurvivorsMet,
 )
 from shoal.runtime.rules.messages import Abandoned, Beat
-from shoal.runtime.rules.point import AGO, LASTING, Member, Point, aged
+from shoal.runtime.rules.point import AGO, LASTING, STEP, Member, Point, aged
 from shoal.runtime.system.failure_words import Departure, headline_of
 
 To = TypeVar("To", bound=Hashable)
@@ -298,7 +298,7 @@ class Record(Generic[To]):
             "site": point.site,
             "age_s": round(max(0.0, now - since), 3),
             "waits": bool(waits),
-            "met": words == LAST_AT and not (waits or self._still(now)),
+            "met": words == LAST_AT and point.call != STEP and not (waits or self._still(now)),
         }
 
     def facts(self, now: float) -> dict[str, Any]:
