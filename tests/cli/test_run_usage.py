@@ -351,6 +351,8 @@ def test_options_of_torchrun_that_are_not_taken_say_what_to_write(child_env):
         (("-host", "a"), "mpirun", "run the command on each host, with --nnodes N"),
         (("-genv", "LANG", "C"), "mpirun", "the processes get all variables"),
         (("-t", "3"), "torchrun", "pass --log-dir DIR"),
+        (("--timeout", "9"), "mpirun", "pass --stalled-after TIME"),
+        (("--signals-to-handle=SIGUSR1",), "torchrun", "all signals are passed on"),
     ],
 )
 def test_options_of_other_launchers_say_what_to_write(option, whose, words, child_env):

@@ -213,6 +213,7 @@ _Prefix = Annotated[
 _LogDir = Annotated[
     str | None,
     typer.Option(
+        *("--log-dir", "--log_dir"),
         metavar="DIR",
         help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. What an earlier "
         "job has written there is removed, but not if it still runs. Default: a temporary "
@@ -736,6 +737,7 @@ _INSTEAD: Mapping[str, str] = {
     "--local-ranks-filter": "pass --only I,J with ranks of the whole job",
     "--local-addr": "leave it out: pass --coordinator a name that all hosts resolve",
     "--logs-specs": "pass --log-dir DIR",
+    "--signals-to-handle": "leave it out: all signals are passed on to the processes",
 }
 # Options of mpirun and srun, and short ones of torchrun: whose it is, and what to write instead.
 _OF_OTHERS: Mapping[str, tuple[str, str]] = {
@@ -760,6 +762,11 @@ _OF_OTHERS: Mapping[str, tuple[str, str]] = {
         ),
     ),
     "--ntasks": ("srun", "pass -n N, the number of processes on this host"),
+    "--timeout": (
+        "mpirun",
+        "pass --stalled-after TIME, which ends a job that stands still; for a limit on the whole "
+        "job, write timeout S shoal run …",
+    ),
     "-r": ("torchrun", _INSTEAD["--redirects"]),
     "-t": ("torchrun", _INSTEAD["--tee"]),
 }
