@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.program import assert_same_program
@@ -36,6 +38,19 @@ def test_equal_programs_pass():
     assert_same_program(jax.jit(times(3.0)), 1.0)
     assert_same_program(jax.jit(times(3.0)).lower(X))
     assert_same_program(jax.jit(lambda x, *, by: x + by), 1.0, by=2.0)
+
+
+def test_the_addresses_of_callbacks_are_not_compared():
+    def looking():
+        def step(x):
+            jax.debug.inspect_array_sharding(x, callback=lambda sharding: None)
+            return x + 1
+
+        return step
+
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    split = jax.ShapeDtypeStruct((8,), np.float32, sharding=NamedSharding(mesh, P("data")))
+    assert compare(looking(), looking(), args=(split,)) == [None] * 2
 
 
 def test_a_constant_that_depends_on_the_process_is_found_and_shown():

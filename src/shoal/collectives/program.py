@@ -18,6 +18,7 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
 from shoal.runtime.rules.first_difference import find_line
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.programs import without_addresses
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
 
@@ -71,7 +72,7 @@ def assert_same_program(
     >>> assert_same_program(jax.jit(lambda x: x + 1), 2.0, name="train step")
     """
     deadline = deadline_of("assert_same_program", name, timeout_s, "main")
-    text = _text(jitted, args, kwargs)
+    text = without_addresses(_text(jitted, args, kwargs).encode()).decode()
     call = Call("assert_same_program", name, callsite())
     digest = content_digest(text.encode())
     answers = agree(coordinator, call, digest, timeout_s=deadline.left_s)

@@ -10,8 +10,9 @@ A process that lacks a program may only be behind. So each process counts its me
 other owners, and each note carries the count at that time. A difference *counts* once a process has
 met them twice since, and still lacks the program. Before that, it is shown only when nothing moves.
 
-A process may compile a program that it never runs (a cost analysis), and one without collectives
-waits for nobody: hence evidence. What all have compiled, and one runs once more, leaves no trace.
+A process may compile a program that it never runs (a cost analysis), and a program without
+collectives waits for no other process: hence evidence. A program that all have compiled, and that
+one of them runs once more, leaves no trace.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
     types = [_type(*one) for one in _ARGUMENT.findall(main[1])] if main else []
     shown = ", ".join(types[:_TYPES])
     more = len(types) - _TYPES
-    text = _ADDRESS.sub(rb"\1", text)
+    text = without_addresses(text)
     digest = content_digest(text + repr([*device_ids]).encode()).hex()
     kind, _, function = name.partition("_")
     return CompiledProgram(
@@ -82,6 +83,11 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
         len(device_ids),
         site[:_MOST_TEXT],
     )
+
+
+def without_addresses(text: bytes) -> bytes:
+    """Return the StableHLO of a program as it is compared between processes."""
+    return _ADDRESS.sub(rb"\1", text)
 
 
 def _type(dims: bytes, element: bytes) -> str:
