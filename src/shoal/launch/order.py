@@ -73,14 +73,6 @@ class JobOrder(NamedTuple):
         nodes = self.nodes and self.nodes._replace(is_announced=is_announced)
         return self._replace(nodes=nodes)
 
-    def without_cache(self, began_s: float) -> JobOrder:
-        """Return the order after a crash in code that the compile cache may have had.
-
-        Args:
-          began_s: when the attempt that crashed began, in seconds since the epoch.
-        """
-        return self._replace(suspect_since_s=began_s)
-
     @property
     def import_root(self) -> str:
         """The directory from which the program's own modules are imported."""

@@ -192,7 +192,7 @@ class Attempts:
                 break
             order = order.next(is_announced=conclusion.is_announced)
             if conclusion.suspicion:
-                order = order.without_cache(began_s)
+                order = order._replace(suspect_since_s=began_s)
             kill_all(within_s=_BETWEEN_S)
             console.print(conclusion.next_words)
         if not keeps_logs:

@@ -15,9 +15,6 @@ import argparse
 import contextlib
 import gc
 import importlib
-import importlib.metadata
-import importlib.util
-import inspect
 import json
 import logging
 import operator
@@ -29,15 +26,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
-from shoal.runtime.rules.programs import MOST_LARGE, CompiledProgram, program_of
 from shoal.runtime.system.callsite import site_of
-from shoal.runtime.system.compile_cache import Entries, default_root, name_of, this_processor
 from shoal.runtime.system.failure_words import stands
 from shoal.runtime.system.local_devices import (
     chosen_devices,
@@ -53,6 +48,10 @@ from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
 from shoal.runtime.wire.sockets import is_loopback, short_folder
 from shoal.tracebacks import is_ours, is_own_file
+
+if TYPE_CHECKING:  # of the members of a job: the service, which is waited for, starts without
+    from shoal.runtime.rules.programs import CompiledProgram
+    from shoal.runtime.system.compile_cache import Entries
 
 COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
 NEWEST_TESTED = (0, 12)  # the newest series of JAX that the suite has passed with
@@ -208,6 +207,8 @@ def check_version() -> str:
 
 def _lacking(table: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield the names of a table that its modules do not have, or have with other parameters."""
+    import inspect
+
     for module, names in table.items():
         for name in names:
             path, _, first = name.rstrip(")").partition("(")
@@ -663,6 +664,13 @@ def keep_compiled(
             f"no compile cache: JAX {jax.__version__} has no {', '.join(lacking)}\nJAX's own "
             "(JAX_COMPILATION_CACHE_DIR) does without, but process 0 alone writes it"
         )
+    from shoal.runtime.system.compile_cache import (
+        Entries,
+        default_root,
+        name_of,
+        this_processor,
+    )
+
     try:
         root = default_root(os.environ) if directory is True else str(directory)
         folders = {os.path.dirname(jaxlib.__file__), *_plugins()}
@@ -692,6 +700,9 @@ def with_own_lines() -> contextlib.AbstractContextManager[None]:
 
 def _plugins() -> Iterator[str]:
     """Yield the directories of JAX's plugins, as JAX finds them, and of libtpu."""
+    import importlib.metadata
+    import importlib.util
+
     points = importlib.metadata.entry_points(group="jax_plugins")
     for name in ("jax_plugins", "libtpu", *(point.module for point in points)):
         try:
@@ -873,6 +884,8 @@ def _note(
 ) -> None:
     """Note a program over this process and others, unless it is shoal's own."""
     import jax
+
+    from shoal.runtime.rules.programs import MOST_LARGE, program_of
 
     owners = {device.process_index for device in devices.flat}
     count = jax.process_count()

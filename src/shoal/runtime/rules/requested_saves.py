@@ -129,9 +129,9 @@ class SaveRequests(Generic[To]):
         self._stage, self._awaited = _ASKED, set(self._living)
         self._highest, self._pace = -1, NO_CHECKPOINTS
         self._waiting[self._number] = [(to, ticket)]
-        told = self.overtake() if self._has_notice() else []
+        replies = self.overtake() if self._has_notice() else []
         is_withdrawn = self._stage == _WITHDRAWN
-        return [SaveOrder(self._number, None, is_withdrawn), *told, *self._settle()]
+        return [SaveOrder(self._number, None, is_withdrawn), *replies, *self._settle()]
 
     def receive(self, process: int, report: SaveReport) -> Sent[To]:
         """Take a report of a process."""
@@ -165,8 +165,8 @@ class SaveRequests(Generic[To]):
         if self._stage != _ASKED or self._awaited:
             return []
         if self._pace == NO_CHECKPOINTS:
-            told = self._close(self._number, SaveState("no checkpoints"))
-            return [SaveOrder(self._number, None, True), *told]
+            replies = self._close(self._number, SaveState("no checkpoints"))
+            return [SaveOrder(self._number, None, True), *replies]
         self._stage, step = _IDLE, self._highest + 1
         state = SaveState("agreed", step, self._pace == BY_STEPS)
         return [SaveOrder(self._number, step), *self._replies(self._number, state)]
@@ -175,11 +175,11 @@ class SaveRequests(Generic[To]):
         """Answer a request, and all earlier ones."""
         if number == self._number:
             self._stage = _IDLE
-        answered = [earlier for earlier in self._waiting if earlier <= number]
-        told = [reply for earlier in answered for reply in self._replies(earlier, state)]
-        for earlier in answered:
+        replies: Sent[To] = []
+        for earlier in [one for one in self._waiting if one <= number]:
+            replies += self._replies(earlier, state)
             del self._waiting[earlier]
-        return told
+        return replies
 
     def _replies(self, number: int, state: SaveState) -> Sent[To]:
         return [SaveReply(to, ticket, state) for to, ticket in self._waiting.get(number, ())]
