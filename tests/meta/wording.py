@@ -62,7 +62,7 @@ STILL_READ: Mapping[tuple[str, str], str] = {
         "checkpoint/store/saved_steps.py",
         "its save",
     ): "a sentence of one step, in a list of them",
-    ("collectives/same.py", "the value"): "the path of a leaf that is the whole tree",
+    ("collectives/leaves.py", "the value"): "the path of a leaf that is the whole tree",
     (
         "collectives/transport/flow.py",
         "_LATE",

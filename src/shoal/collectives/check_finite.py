@@ -21,7 +21,6 @@ from shoal.collectives.device_shards import (
     shards_here,
 )
 from shoal.collectives.leaves import Array, LeafSpec, require_values
-from shoal.collectives.same import SharedPart
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import NonFiniteError, counted
@@ -298,7 +297,7 @@ def _error(
         counts = {kind: counts[kind] + most[kind] for kind in counts}
     leaf, step = leaves[number], of_leaf[process]["step"]
     item = int(np.ravel_multi_index(index, leaf.shape)) if index else 0
-    place = SharedPart(leaf, None, None, None).place(item)
+    place = leaf.place_of(item)
     device = first["device"]
     where = me.name(process) if device is None else f"device {device} of {me.name(process)}"
     same = sum(row["region"] == first["region"] for _, _, row in rows)

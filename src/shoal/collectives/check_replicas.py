@@ -35,7 +35,7 @@ from shoal.collectives.device_shards import (
 )
 from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.collectives.leaves import LeafSpec, require_values
-from shoal.collectives.same import SharedPart, first_item
+from shoal.collectives.same import first_item
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import DivergenceError
@@ -387,7 +387,7 @@ def _values(
     mine = {}
     for device in (one.device for one in shown if one.process == process):
         value, _, bits = _items(own[device]).show(index).partition("\t")
-        place = SharedPart(leaf, own[device].shard.box, None, None).place(index)
+        place = leaf.place_of(index, own[device].shard.box)
         mine[str(device)] = [place, f"{value} ({bits})"]
     answers = bring(json.dumps(mine).encode())
     rows = [json.loads(answers[one.process])[str(one.device)] for one in shown]

@@ -60,6 +60,18 @@ class LeafSpec(NamedTuple):
         sizes = ",".join("*" if size == ANY else str(size) for size in self.shape)
         return SpecLine(path=self.path, dtype=name, shape=f"[{sizes}]", layout=self.regions).packed
 
+    def place_of(self, index: int, box: Box | None = None) -> str:
+        """Return the index expression of an item of a region: `['w'][2, 3]`; None: of the whole."""
+        path = "" if self.path == "the value" else self.path
+        if self.dtype is None:
+            noun = {"str": " at character ", "bytes": " at byte "}.get(self.kind)
+            return self.path + (f"{noun}{index}" if noun else "")
+        whole = [(0, size) for size in (*self.shape, *self.words)]
+        bounds = whole if box is None else box
+        at = np.unravel_index(index, [end - first for first, end in bounds])
+        where = [first + int(i) for (first, _), i in zip(bounds, at, strict=True)]
+        return f"{path}{where}" if where else self.path
+
     @property
     def is_open(self) -> bool:
         """Only the holder of the value knows its length, which is sent as a number."""

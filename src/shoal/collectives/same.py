@@ -213,11 +213,11 @@ def _difference(
         return compared(heading, rows, intro="the values change while they are compared:")
     shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
     values = _values([shown[process].decode() for process in representatives])
-    texts = [f"{part.place(item)} = {value}" for value in values]
+    texts = [f"{part.leaf.place_of(item, part.box)} = {value}" for value in values]
     return compared(
         heading,
         version_rows(texts, groups, call._replace(leaf=part.leaf.line)),
-        kind=Kind("value", part.place(item)),
+        kind=Kind("value", part.leaf.place_of(item, part.box)),
         intro=f"first difference, in {shown_line(part.leaf.line)}:",
         advice=needs("assert_same", "value"),
     )
@@ -245,18 +245,6 @@ class SharedPart(NamedTuple):
     box: Box | None  # None: the whole
     holders: Holders
     open: Callable[[], ItemsInOrder] | None  # None: not here
-
-    def place(self, index: int) -> str:
-        """Return the index expression of an item: `['w'][2, 3]`."""
-        path = "" if self.leaf.path == "the value" else self.leaf.path
-        if self.leaf.dtype is None:
-            noun = {"str": " at character ", "bytes": " at byte "}.get(self.leaf.kind)
-            return self.leaf.path + (f"{noun}{index}" if noun else "")
-        whole = (*self.leaf.shape, *self.leaf.words)
-        box = self.box or [(0, size) for size in whole]
-        at = np.unravel_index(index, [end - first for first, end in box])
-        where = [first + int(i) for (first, _), i in zip(box, at, strict=True)]
-        return f"{path}{where}" if where else self.leaf.path
 
 
 class Compared(NamedTuple):
@@ -330,7 +318,7 @@ def _local_difference(leaf: LeafSpec, shards: Sequence[_Shard]) -> str:
         other, expected = firsts.setdefault(shard.box, (shard, digest))
         if digest != expected:
             index = first_item(other.read(), shard.read())
-            place = SharedPart(leaf, shard.box, None, None).place(index)
+            place = leaf.place_of(index, shard.box)
             return f"{place}: {_held(other, index)}, {_held(shard, index)}"
     return ""
 
