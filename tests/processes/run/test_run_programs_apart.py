@@ -56,10 +56,10 @@ def test_what_one_process_alone_computes_is_one_warning(launch):
     text, (words,) = "\n".join(finished.lines), [w for w in finished.lines if "alone" in w]
     assert "p0| loss 4.0" in text
     assert "p0| 2 in all" in text
-    assert words.partition(": ")[2] == (
+    # How many more there are depends on which heartbeat is first: see test_place_wire.
+    assert words.partition(": ")[2].removesuffix(" (1 more difference: shoal.job_status())") == (
         "process 0 alone has compiled jit(true_divide) for 2 devices of processes 0-1 at "
-        f"{line_of(script)}; if it runs it, it may wait for the others "
-        "(1 more difference: shoal.job_status())"
+        f"{line_of(script)}; if it runs it, it may wait for the others"
     )
 
 

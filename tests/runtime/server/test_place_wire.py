@@ -365,3 +365,20 @@ def test_a_launcher_is_told_of_a_lost_service(open_place):
         place.turn()
     (news,) = place.news
     assert (news["service"], bool(news["words"])) == ("JAX's service", True)
+
+
+def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_place):
+    place = open_place(2)
+    first, second = place.job()
+    rows = [[name, f"jit({name})", "f32[8]", 2, "eval.py:31 (main)", 0] for name in ("f", "g")]
+    first.say("beat", **BEAT, programs=[[None, 0, 2, rows]])
+    second.say("beat", **BEAT, programs=[[None, 1, 0, []]])
+    assert place.ask("members")["programs"] == []  # it may only be behind
+    second.say("beat", **BEAT, programs=[[None, 2, 0, []]])
+    told = next(one for one in iter(first.told, None) if one["is"] != "beat")
+    assert (told["is"], told["body"]) == (
+        "programs",
+        "process 0 alone has compiled jit(f) for 2 devices of processes 0-1 at eval.py:31; if it "
+        "runs it, it may wait for the others (1 more difference: shoal.job_status())",
+    )
+    assert len(place.ask("members")["programs"]) == 2
