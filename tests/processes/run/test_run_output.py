@@ -220,7 +220,11 @@ MISPLACED = "shoal run: {} after script.py goes to it; options of shoal run prec
     ("script", "arguments", "words"),
     [
         ("import jax; jax.devices", ("--devices", "2"), "--devices"),
-        ("x_n = 1", ("-n", "4", "--log_dir=x", "--log-dir=x"), "-n, --log-dir"),
+        (
+            "x_n = 1",
+            ("-n", "4", "--log-dirs=x", "--log_dir=x", "--log-dir=x"),
+            "-n, --log_dir, --log-dir",
+        ),
         ("def main(devices: int): ...", ("--devices", "2"), ""),
         ("parser = ['--devices', '-n']", ("--devices", "2", "-n", "3"), ""),
         ("flags = [('log_dir', '')]", ("--log-dir=x", "--help", "-m"), ""),
