@@ -255,7 +255,8 @@ def initialize(
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
-    _enter(arguments, limits, _RECORD.guard, hang_timeout)
+    joined, is_attached = _join(arguments, limits, _RECORD.guard)
+    _watch(joined, _RECORD.guard, hang_timeout, is_attached=is_attached)
     if heartbeat_timeout_seconds is not None:
         _LOG.log(
             _level(process_index()),
@@ -322,9 +323,10 @@ def has_strict_dtypes() -> bool:
     return settings.number("SHOAL_STRICT_DTYPES") == 1
 
 
-def _enter(
-    arguments: Arguments, limits: TimeLimits, guard: ExitGuard | None, hang_timeout: HangTimeout
-) -> None:
+def _join(
+    arguments: Arguments, limits: TimeLimits, guard: ExitGuard | None
+) -> tuple[Coordinator, bool]:
+    """Let JAX see the devices, and become a member of the job; return whether JAX was before."""
     lines = [jax_runtime.check_version()]  # first: what follows uses JAX's private names
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
     not_joined.refuse_child(cluster)
@@ -358,12 +360,21 @@ def _enter(
         raise
     _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite(), limits.leaving_s)
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
-    if guard is not None and cluster.num_processes > 1:
+    return joined, is_attached
+
+
+def _watch(
+    joined: Coordinator, guard: ExitGuard | None, hang_timeout: HangTimeout, *, is_attached: bool
+) -> None:
+    """Report the end of this process from now on, and watch whether it hangs.
+
+    Without a guard (`hooks=False`) it is never ended, and nothing is installed in its interpreter.
+    """
+    if guard is not None and joined.num_processes > 1:
         line = jax_runtime.note_programs(joined.programs.note)
         joined.programs.is_noting = not line
         if line:
-            _LOG.log(_level(cluster.process), "%s", line)
-    if guard is not None and cluster.num_processes > 1:
+            _LOG.log(_level(joined.process), "%s", line)
         guard.watch(
             joined,
             is_idle=device_work.is_idle,
@@ -372,10 +383,10 @@ def _enter(
             compare=_compare_at_end,
             parts_together=is_attached,
         )
-    if not isinstance(joined, TcpCoordinator):
-        watch_alone(joined, ends=guard is not None)
-        return
     ends = guard is not None
+    if not isinstance(joined, TcpCoordinator):
+        watch_alone(joined, ends=ends)
+        return
     shown = register_dump() if ends else None
     stalls = StallWatch(joined, lambda idle: joined.send(idle_header(idle)), shown, ends=ends)
     joined.watch_main_line(HangWatch(joined, hang_timeout, ends=ends).look)
