@@ -35,18 +35,6 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import listed
 
-# Exit codes of what processes find together; of those, and of failures of other processes.
-_FOUND_CODES = (
-    DivergenceError.exit_code,
-    DeadlineError.exit_code,
-    StalledError.exit_code,
-)
-_CONSEQUENCE_CODES = (
-    *_FOUND_CODES,
-    ProcessLostError.exit_code,
-    PeerFailedError.exit_code,
-    InitializeError.exit_code,
-)
 # Kinds of errors that all processes of a meeting share.
 SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 # The errors that report another failure.
@@ -73,6 +61,17 @@ class _Rank(enum.IntEnum):
     FOUND = enum.auto()  # by processes together: a difference, a deadline, a stall
     TORN = enum.auto()  # an error of JAX's runtime, which the end of another process may cause
     CONSEQUENCE = enum.auto()  # of the end of another process, as its error says
+
+
+# Other exit codes are of failures of its own.
+_RANK_OF_CODE = {
+    DivergenceError.exit_code: _Rank.FOUND,
+    DeadlineError.exit_code: _Rank.FOUND,
+    StalledError.exit_code: _Rank.FOUND,
+    ProcessLostError.exit_code: _Rank.CONSEQUENCE,
+    PeerFailedError.exit_code: _Rank.CONSEQUENCE,
+    InitializeError.exit_code: _Rank.CONSEQUENCE,
+}
 
 
 # Of programs that are asked to end: their handlers may return, or raise KeyboardInterrupt.
@@ -470,25 +469,34 @@ def _failed(ending: Ending) -> bool:
 
 
 def _rank(ending: Ending) -> _Rank:
+    """Return the kind of a failure: the first that applies."""
+    gone = ending.gone
     if ending.is_lost:
         return _Rank.OWN
-    gone, record, code = ending.gone, ending.record, ending.code
     if gone is not None and gone.follows:
         return _Rank.CONSEQUENCE
-    if ending.sent or not code:
-        if _is_torn(ending):
-            return _Rank.TORN
-        has_reported = gone is not None and gone.state == "failed" and code
-        return _Rank.OWN if has_reported else _Rank.REPORTED
-    cause = None if record is None else record.cause
-    if code == 1 and cause is not None and cause.exit_code in _CONSEQUENCE_CODES:
-        code = cause.exit_code  # without our hooks Python ends it with 1, whatever the error
-    has_chosen = cause is not None and cause.kind == "exit" and gone is not None
-    if code in _FOUND_CODES and not has_chosen:
-        return _Rank.FOUND
-    if code in _CONSEQUENCE_CODES and not has_chosen:
-        return _Rank.CONSEQUENCE
-    return _Rank.TORN if _is_torn(ending) else _Rank.OWN
+    was_ended = bool(ending.sent) or not ending.code  # or it has chosen code 0
+    by_code = None if was_ended else _rank_of_code(ending)
+    if by_code is not None:
+        return by_code
+    if _is_torn(ending):
+        return _Rank.TORN
+    if not was_ended:
+        return _Rank.OWN
+    has_reported = gone is not None and gone.state == "failed" and ending.code
+    return _Rank.OWN if has_reported else _Rank.REPORTED
+
+
+def _rank_of_code(ending: Ending) -> _Rank | None:
+    """Return the kind of a failure by its exit code. None: its own, or the program chose it."""
+    code = ending.code
+    if ending.record is not None:
+        cause = ending.record.cause
+        if cause.kind == "exit" and ending.gone is not None:
+            return None
+        if code == 1:  # without our hooks Python ends it with 1, whatever the error
+            code = cause.exit_code or 1
+    return _RANK_OF_CODE.get(code)
 
 
 def _is_torn(ending: Ending) -> bool:
