@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import counted
 from shoal.runtime.failures.comparison import failed_before
@@ -24,6 +24,8 @@ from shoal.runtime.failures.facts import (
     Others,
     ProcessSet,
     StackFrame,
+    Wait,
+    Waiting,
 )
 from shoal.runtime.failures.headline import (
     FILE_COLUMNS,
@@ -93,7 +95,7 @@ def evidence(failure: JobFailure, page: Page) -> list[Line]:
 def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
     lines = []
     if cause.wait is not None:
-        lines += _waits(cause, page)
+        lines += _waits(cause, cause.wait, page)
     if cause.difference is not None:
         lines += _difference(cause.difference, cause.processes, failure, page)
     if cause.checkpoint is not None and cause.kind == "checkpoint":
@@ -270,50 +272,67 @@ def _noun(count: int) -> str:
     return "process" if count == 1 else "processes"
 
 
-def _waits(cause: Cause, page: Page) -> list[Line]:
+class _WaitRow(NamedTuple):
+    """A row of the table of where processes stood, and the lines below it."""
+
+    labels: list[str]  # the processes last
+    place: CallPlace | None
+    text: str
+    notes: list[str]
+
+
+def _waits(cause: Cause, wait: Wait, page: Page) -> list[Line]:
     """Return where processes stood: those that arrived, those that are missing."""
-    wait = cause.wait
-    if wait is None:
-        return []
-    is_stall = cause.kind == "stalled"
-    groups = [("arrived", wait.arrived), ("missing", wait.missing)]
     most = max(1, page.limits.groups // 2)
-    shown = [(state, one) for state, group in groups for one in group[:most]]
-    if is_stall:
-        shown.sort(key=lambda pair: pair[0], reverse=True)
-    if not shown:
-        return []
-    labels = [_wide_ranges(one.processes) for _, one in shown]
-    states = [[] if is_stall else [state] for state, _ in shown]
-    stands = [one.place or _innermost(one.frames) for _, one in shown]
-    sources = [at.source if at else "" for at in stands]
-    texts, places = sources, stands
-    if is_stall:
-        pairs = zip(shown, sources, strict=True)
-        texts = [": ".join(filter(None, (one.words, source))) for (_, one), source in pairs]
+    arrived, missing = wait.arrived[:most], wait.missing[:most]
+    if cause.kind == "stalled":
+        rows, below = [_stalled_row(one) for one in (*missing, *arrived)], page.deeper(0)
     else:
-        texts = [
-            source if at else one.words
-            for (_, one), at, source in zip(shown, stands, sources, strict=True)
-        ]
+        rows = [_arrival_row("arrived", one) for one in arrived]
+        rows += [_arrival_row("missing", one) for one in missing]
+        below = page.deeper(10)
+    if not rows:
+        return []
+    places, texts = [row.place for row in rows], [row.text for row in rows]
     table = page.rows(
-        [[*state, label] for state, label in zip(states, labels, strict=True)],
+        [row.labels for row in rows],
         lambda room: _placed(places, texts, room, page.style),
-        label_at=0 if is_stall else 1,
+        label_at=len(rows[0].labels) - 1,
         least=_PLACED_COLUMNS,
     )
     lines: list[Line] = []
-    for (_, one), row in zip(shown, table, strict=True):
-        lines += row
-        if one.frames and one.words and not is_stall:
-            lines += page.deeper(10).text(one.words, most=2)
-        if one.last_met is not None:
-            age = one.last_met.age_s
-            before = "" if age is None else f", {seconds(age)} before"
-            met = f"last met the others at {place_words(one.last_met)}{before}"
-            lines += page.deeper(0 if is_stall else 10).text(met, most=2)
-    left = [one.processes for _, group in groups for one in group[most:]]
-    return lines + (page.text(_more_groups(left, page), "quiet") if left else [])
+    for row, row_lines in zip(rows, table, strict=True):
+        lines += row_lines
+        for note in row.notes:
+            lines += below.text(note, most=2)
+    left = [one.processes for one in (*wait.arrived[most:], *wait.missing[most:])]
+    if left:
+        lines += page.text(_more_groups(left, page), "quiet")
+    return lines
+
+
+def _stalled_row(one: Waiting) -> _WaitRow:
+    place = one.place or _innermost(one.frames)
+    source = "" if place is None else place.source
+    text = ": ".join(filter(None, (one.words, source)))
+    return _WaitRow([_wide_ranges(one.processes)], place, text, _met_before(one))
+
+
+def _arrival_row(state: str, one: Waiting) -> _WaitRow:
+    place = one.place or _innermost(one.frames)
+    text = one.words if place is None else place.source
+    notes = _met_before(one)
+    if one.frames and one.words:
+        notes.insert(0, one.words)
+    return _WaitRow([state, _wide_ranges(one.processes)], place, text, notes)
+
+
+def _met_before(one: Waiting) -> list[str]:
+    if one.last_met is None:
+        return []
+    age = one.last_met.age_s
+    before = "" if age is None else f", {seconds(age)} before"
+    return [f"last met the others at {place_words(one.last_met)}{before}"]
 
 
 def _innermost(frames: Sequence[StackFrame]) -> CallPlace | None:
