@@ -197,25 +197,32 @@ class ExitGuard:
             # `shoal run` shows what the other process wrote.
             notes = getattr(error, "__notes__", ())
             error.__notes__ = [note for note in notes if note != error.details]
-        trace = error.__traceback__
-        coordinator = self._coordinator if self._is_owner() else None
         self._code = exit_code_of(error)
-        if coordinator is None:
-            if self._is_owner():
-                self._record(error, {}, time.time())
-            if not (self._is_owner() and self._shows_not_joined(error)):
-                self._show(kind, error, trace)
-            if self._is_owner():
-                self._outlast(None)
-                if isinstance(error, ShoalError | KeyboardInterrupt):
-                    raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
-            return
+        coordinator = self._coordinator
+        if not self._is_owner():
+            self._excepthook(type(error), error, error.__traceback__)
+        elif coordinator is None:
+            self._end_outside(error)
+        else:
+            self._end_member(coordinator, error)
+
+    def _end_outside(self, error: BaseException) -> None:
+        """Record and show an exception of a process that is in no job: not yet, or alone."""
+        self._record(error, {}, time.time())
+        if not self._shows_not_joined(error):
+            self._show(error)
+        self._outlast(None)
+        if isinstance(error, ShoalError | KeyboardInterrupt):
+            raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
+
+    def _end_member(self, coordinator: Coordinator, error: BaseException) -> None:
+        """Report an exception to the other processes, and show it."""
         self._agent.note_signals(coordinator.process)
         self._is_shown = True
         with _without_sigterm(coordinator) as hurry:
             gone = self._report_failure(coordinator, error)
             try:
-                self._show(kind, error, trace)
+                self._show(error)
             finally:
                 with for_the_log(self._is_recorded):
                     self._explain(coordinator, error, gone)
@@ -223,16 +230,14 @@ class ExitGuard:
                 if _is_for_processes(coordinator):
                     self._report_job(coordinator, error, hurry)
 
-    def _show(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _show(self, error: BaseException) -> None:
         """Show an uncaught exception by the hook that was installed before this one.
 
         Python's own is for the log where a launcher reports the failure. That of the program (rich,
         a debugger) appears as it comes.
         """
-        here = self._coordinator if self._is_owner() else None
-        if here is not None and self._excepthook is sys.__excepthook__ and _is_for_processes(here):
+        here, is_default = self._coordinator, self._excepthook is sys.__excepthook__
+        if here is not None and is_default and _is_for_processes(here):
             line = ""
             with contextlib.suppress(Exception):  # then its traceback says it
                 line = _reports().stopped_line(here, self._end_of_this(error))
@@ -240,11 +245,10 @@ class ExitGuard:
                 sys.stderr.write(f"{line}\n")  # one write: others print to the same stream
                 sys.stderr.flush()
                 return
-        is_alone = self._coordinator is None or self._coordinator.process == 0
-        with for_the_log(self._is_recorded and self._excepthook is sys.__excepthook__):
-            if has_hidden(error) and is_alone and self._is_owner():
+        with for_the_log(self._is_recorded and is_default):
+            if has_hidden(error) and (here is None or here.process == 0):
                 print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
-            self._excepthook(kind, error, trace)
+            self._excepthook(type(error), error, error.__traceback__)
 
     def _shows_not_joined(self, error: BaseException) -> bool:
         """Show that this process could not join its job, in place of a traceback."""
