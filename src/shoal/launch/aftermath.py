@@ -35,6 +35,7 @@ from shoal.runtime.failures.facts import (
     Memory,
     Others,
     ProcessSet,
+    Wait,
     grouped,
     utc,
 )
@@ -167,13 +168,10 @@ class EndedJob(NamedTuple):
             log=log,
         )
 
-    def with_thread(self, cause: Cause, late: Sequence[Ending]) -> Cause:
-        """Return the failure that a process did not come, with the exception of its thread.
-
-        Args:
-          late: the process, if it is a single one.
-        """
-        raised = _thread_of(late[0]) if len(late) == 1 else None
+    def with_thread(self, cause: Cause) -> Cause:
+        """Return the failure that processes did not come: of one, with its thread's exception."""
+        late = self._only_of(cause.processes)
+        raised = None if late is None else _thread_of(late)
         if raised is None:
             return cause
         before_s = None
@@ -190,19 +188,27 @@ class EndedJob(NamedTuple):
 
     def _of_all(self, first: Cause, shared: Sequence[Ending]) -> Cause:
         """Return a failure that all who met have been given."""
-        causes = [self._cause(ending) for ending in shared]
-        found = shared_cause(first, causes)
-        processes, wait = found.processes, found.wait
-        if wait is not None:
-            late = [e for e in self.endings if e.process in processes and len(processes) == 1]
-            log = self._cause(late[0]).log if late else ""
-            alive = wait.missing and all(e.sent for e in self.endings if e.process in processes)
+        cause = shared_cause(first, [self._cause(ending) for ending in shared])
+        if cause.wait is not None:
+            return self._not_arrived(cause, cause.wait)
+        return dataclasses.replace(cause, log=first.log if len(cause.processes) == 1 else "")
+
+    def _not_arrived(self, cause: Cause, wait: Wait) -> Cause:
+        """Return the failure that processes did not arrive, with what is known of these."""
+        processes = cause.processes
+        words: tuple[str, ...] = ()
+        if wait.missing and all(e.sent for e in self.endings if e.process in processes):
             was = "was" if len(processes) == 1 else "were"
-            running = f"{capital(listed(processes))} {was} still running."
-            found = dataclasses.replace(found, log=log, words=(running,) if alive else ())
-            return self.with_thread(found, late)
-        log = first.log if len(processes) == 1 else ""
-        return dataclasses.replace(found, log=log)
+            words = (f"{capital(listed(processes))} {was} still running.",)
+        late = self._only_of(processes)
+        log = "" if late is None else self._cause(late).log
+        return self.with_thread(dataclasses.replace(cause, log=log, words=words))
+
+    def _only_of(self, processes: ProcessSet) -> Ending | None:
+        """Return how a process ended, if it is the only one of a set."""
+        if len(processes) != 1:
+            return None
+        return next((e for e in self.endings if e.process in processes), None)
 
 
 def _shown_in(cause: Cause) -> Iterator[int]:

@@ -187,9 +187,7 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
 def _stalled(job: EndedJob, news: News) -> Conclusion:
     code = StalledError.exit_code
     cause, headline = stalled_cause(news.stalled, news.stalled_s)
-    late = [ending for ending in job.endings if ending.process in cause.processes]
-    cause = job.with_thread(cause, late)
-    failure = job.failure("stalled", code, [cause], headline)
+    failure = job.failure("stalled", code, [job.with_thread(cause)], headline)
     if any(ending.code == code for ending in job.endings):  # not of processes without hooks
         advice = (*failure.advice, "Stacks, one for each place, are in the logs.")
         failure = dataclasses.replace(failure, advice=advice)

@@ -301,29 +301,30 @@ def shared_cause(first: Cause, causes: Sequence[Cause]) -> Cause:
       causes: as all of them did.
     """
     processes = ProcessSet(process for cause in causes for process in cause.processes)
+    bare = dataclasses.replace(first, error=None, frames=(), left_out={})
     if first.wait is not None:
-        arrived: dict[CallPlace | None, list[int]] = {}
         missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
-        for cause in causes:  # those that came later have the error, too
-            if not set(cause.processes) <= set(missing):
-                arrived.setdefault(cause.place or line_at(cause), []).extend(cause.processes)
-        waiting = [
-            Waiting(processes=ProcessSet(group), place=place) for place, group in arrived.items()
-        ]
-        call = first.place.call if first.place else first.wait.call
-        wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
-        first = dataclasses.replace(first, wait=wait, error=None, frames=(), left_out={})
-        return dataclasses.replace(first, processes=missing or processes)
+        wait = _joined_wait(first, first.wait, missing, causes)
+        return dataclasses.replace(bare, wait=wait, processes=missing or processes)
     if first.difference is not None:
         difference = _joined(first.difference, [cause.difference for cause in causes])
-        sides = difference.sides
-        processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
-        first = dataclasses.replace(
-            first, difference=difference, error=None, frames=(), left_out={}
-        )
+        of_sides = [process for side in difference.sides for process in side.processes]
+        found = ProcessSet([*processes, *of_sides])
+        return dataclasses.replace(bare, difference=difference, processes=found)
     if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
-        first = dataclasses.replace(first, error=None, frames=(), left_out={})
+        return dataclasses.replace(bare, processes=processes)
     return dataclasses.replace(first, processes=processes)
+
+
+def _joined_wait(first: Cause, wait: Wait, missing: ProcessSet, causes: Sequence[Cause]) -> Wait:
+    """Return a wait with all processes that arrived, by place."""
+    arrived: dict[CallPlace | None, list[int]] = {}
+    for cause in causes:  # those that came later have the error, too
+        if not set(cause.processes) <= set(missing):
+            arrived.setdefault(cause.place or line_at(cause), []).extend(cause.processes)
+    groups = [Waiting(processes=ProcessSet(of), place=place) for place, of in arrived.items()]
+    call = first.place.call if first.place else wait.call
+    return dataclasses.replace(wait, call=call, arrived=tuple(groups))
 
 
 def _joined(first: Difference, all_known: Iterable[Difference | None]) -> Difference:
