@@ -45,9 +45,6 @@ class WaitingProcess(NamedTuple, Generic[To]):
     since: float
 
 
-Waits = Mapping[int, WaitingProcess[To]]  # by process
-
-
 class Gathering(Generic[To]):
     """One meeting of a line: open while `answer` is None, afterwards a tombstone."""
 

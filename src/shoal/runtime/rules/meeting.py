@@ -43,7 +43,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.roster import LAST_AT, Record, Roster, end_waits
+from shoal.runtime.rules.roster import LAST_AT, Record, Roster
 from shoal.runtime.rules.trail_marks import UNKNOWN
 from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
@@ -255,7 +255,6 @@ class Meeting(Roster[To]):
 
         Gatherings that the process has left on the way there are answered for their members.
         """
-        answer: Outcome
         replies: list[Reply[To]] = []
         after_loss = self._has_lost(process)
         while True:
@@ -266,19 +265,26 @@ class Meeting(Roster[To]):
                 if gathering.follows or not point.follows:
                     self._lines.settle(process, gathering)
                 return gathering, gathering.answer, replies
-            members = gathering.line.members
-            if gathering.survivors != point.survivors and self._losses.affect(members):
-                answer = self._losses.any_answer(members)  # some start again, some have yet to hear
-                if not point.survivors:  # the others know of the loss
-                    return gathering, answer, replies
-            elif gathering.follows != point.follows and gathering.arrived:
-                if point.follows:
-                    other, wait = next(iter(gathering.arrived.items()))
-                    return gathering, abandoned_answer(other, wait.point), replies
-                answer = abandoned_answer(process, point)
-            else:
-                return gathering, None, replies
+            answer, is_left = self._apart(process, point, gathering)
+            if answer is None or not is_left:
+                return gathering, answer, replies
             replies += self._finish(now, gathering, answer)
+
+    def _apart(
+        self, process: int, point: Point, gathering: Gathering[To]
+    ) -> tuple[Outcome | None, bool]:
+        """Return the answer if an arrival is not of the call of an open gathering, else None; and
+        whether the process has left that one, so that the answer is for those who wait there."""
+        members, arrived = gathering.line.members, gathering.arrived
+        if gathering.survivors != point.survivors and self._losses.affect(members):
+            # Some start again, some have yet to hear of the loss.
+            return self._losses.any_answer(members), point.survivors
+        if gathering.follows == point.follows or not arrived:
+            return None, False
+        if not point.follows:
+            return abandoned_answer(process, point), True
+        other, wait = next(iter(arrived.items()))
+        return abandoned_answer(other, wait.point), False
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Loss | CallLeft:
         """Return why a call fails that a process has left: perhaps a loss that it knew of."""
@@ -379,7 +385,14 @@ class Meeting(Roster[To]):
             self._lines.fail_after(gathering, self._gone)
         arrived, gathering.arrived = gathering.arrived, {}
         self._lines.close(gathering, has_failed=not answer.is_success)
-        return end_waits(self._records, now, gathering, arrived, answer, self._gone)
+        lane = gathering.line.lane
+        for process, wait in arrived.items():
+            record = self._records[process]
+            if record.blocked.get(lane) is gathering:
+                del record.blocked[lane]
+            if process not in self._gone:
+                record.note(now, LAST_AT, wait.point)
+        return [Reply(wait.to, wait.ticket, answer) for wait in arrived.values()]
 
     def _request_late_stacks(self, now: float, gathering: Gathering[To]) -> bool:
         """Request the stacks of late processes; return whether there is any answer to wait for."""

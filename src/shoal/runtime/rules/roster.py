@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.rules.gathering import Gathering, Reply, WaitingProcess, Waits
+from shoal.runtime.rules.gathering import Gathering, WaitingProcess
 from shoal.runtime.rules.meeting_answers import (
-    Answer,
     Explanation,
     Loss,
     ProcessesGone,
@@ -390,30 +389,3 @@ class Record(Generic[To]):
         if beat and beat.place and beat.place != place and self.beat_came > when:
             return LAST_AT, beat.place, self.beat_came
         return words, place, when
-
-
-def end_waits(
-    records: Mapping[int, Record[To]],
-    now: float,
-    gathering: Gathering[To],
-    arrived: Waits[To],
-    answer: Answer,
-    gone: Container[int],
-) -> list[Reply[To]]:
-    """Record that the waits at a gathering have ended; return one reply to each destination:
-    processes that arrived together share theirs."""
-    lane = gathering.line.lane
-    replies: list[Reply[To]] = []
-    last, to, activity = None, None, Activity("", None, now)
-    for process, wait in arrived.items():
-        if wait is not last:  # those that arrived together may also share one wait
-            last, activity = wait, Activity(LAST_AT, wait.point, now)
-            if wait.to is not to:
-                to = wait.to
-                replies.append(Reply(wait.to, wait.ticket, answer))
-        record = records[process]
-        if record.blocked.get(lane) is gathering:
-            del record.blocked[lane]
-        if process not in gone:
-            record.activity = activity
-    return replies
