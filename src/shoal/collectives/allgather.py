@@ -121,13 +121,12 @@ def allgather(
     payloads = _meet(coordinator, call, payload, deadline, lane, group)
     parcels = _parcels(columns, [payloads[process] for process in group.members])
     takes = to in (None, coordinator.process)
-    places = _places(columns, parcels) if takes else [[] for _ in parcels]
+    places = _places(columns, parcels) if takes else []
     if any(parcel.is_large for parcel in parcels):
         stream.gather_bytes(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
-            to=to, timeout_s=deadline.left_s, lane=lane, name=name or "allgather",
-            into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=True)],
-            group=group.named,
+            into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=takes)],
+            timeout_s=deadline.left_s, lane=lane, name=name or "allgather", group=group.named,
         )  # fmt: skip
     if not takes:
         return None

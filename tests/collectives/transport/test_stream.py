@@ -28,6 +28,11 @@ def value_of(process, num_bytes):
     return np.random.default_rng([process, num_bytes]).integers(0, 256, num_bytes, dtype=np.uint8)
 
 
+def spread(coordinator, source, data, num_bytes, into=None):
+    into = [np.empty(num_bytes, np.uint8)] if into is None else into
+    broadcast_bytes(coordinator, source, data, num_bytes, into=into, timeout_s=PATIENCE_S)
+
+
 def cut(value, *at):
     return np.split(value, at)
 
@@ -113,18 +118,17 @@ def test_without_devices_every_byte_comes_too(num_processes, num_bytes, way):
     def go(coordinator):
         me = coordinator.process
         for source, value in enumerate(values):
-            data = cut(value, 3, 3, 60) if me == source else None
-            came = broadcast_bytes(coordinator, source, data, value.size, timeout_s=PATIENCE_S)
-            assert (came is None) == (me == source)
-            assert came is None or np.array_equal(came, value)
-        everything = gather_bytes(
-            coordinator, cut(values[me], 5), sizes, to=None, timeout_s=PATIENCE_S
-        )
-        assert all(map(np.array_equal, everything, values))
-        for to in range(num_processes):
-            came = gather_bytes(coordinator, [values[me]], sizes, to=to, timeout_s=PATIENCE_S)
-            assert (came is None) == (me != to)
-            assert came is None or all(map(np.array_equal, came, values))
+            if me == source:
+                spread(coordinator, source, cut(value, 3, 3, 60), value.size, into=[])
+            else:
+                came = np.empty(value.size, np.uint8)
+                spread(coordinator, source, None, value.size, into=[came])
+                assert np.array_equal(came, value)
+        for receivers in ({*range(num_processes)}, *({p} for p in range(num_processes))):
+            rows = [np.empty(size, np.uint8) for size in sizes if me in receivers]
+            places = [[row] for row in rows]
+            gather_bytes(coordinator, cut(values[me], 5), sizes, into=places, timeout_s=PATIENCE_S)
+            assert all(map(np.array_equal, rows, values))
         return True
 
     assert run_all(LocalJob(num_processes), go) == [True] * num_processes
@@ -138,11 +142,11 @@ def test_bytes_come_to_where_they_are_wanted(way):
         pieces = [np.zeros((10, 10), np.int8), np.zeros(900, np.uint8)]
         data = [values[1]] if me == 1 else None
         options = {"timeout_s": PATIENCE_S, "into": pieces}
-        assert broadcast_bytes(coordinator, 1, data, 1000, **options) is None
+        broadcast_bytes(coordinator, 1, data, 1000, **options)
         assert b"".join(map(np.ndarray.tobytes, pieces)) == values[1].tobytes()
         rows = np.zeros((3, 1000), np.uint8)
         options["into"] = [[row[:1], row[1:]] for row in rows]
-        assert gather_bytes(coordinator, [values[me]], [1000] * 3, to=None, **options) is None
+        gather_bytes(coordinator, [values[me]], [1000] * 3, **options)
         return np.array_equal(rows, values)
 
     assert run_all(LocalJob(3), go) == [True] * 3
@@ -155,7 +159,7 @@ def test_who_is_lost_between_two_rounds_is_everybody_elses_error(way):
         if coordinator.process == 1:
             job.lose(1)
         data = [value_of(0, 300)] if coordinator.process == 0 else None
-        broadcast_bytes(coordinator, 0, data, 300, timeout_s=PATIENCE_S)
+        spread(coordinator, 0, data, 300)
 
     errors = run_all(job, go)
     assert [type(errors[p]) for p in (0, 2)] == [ProcessLostError] * 2
@@ -165,9 +169,9 @@ def test_who_is_lost_between_two_rounds_is_everybody_elses_error(way):
 def test_who_does_something_else_is_everybodys_error(way):
     def go(coordinator):
         if coordinator.process == 1:
-            broadcast_bytes(coordinator, 0, None, 200, timeout_s=PATIENCE_S)
+            spread(coordinator, 0, None, 200)
         else:
-            broadcast_bytes(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
+            spread(coordinator, 0, [value_of(0, 100)], 100)
 
     assert [type(error) for error in run_all(LocalJob(2), go)] == [DivergenceError] * 2
 
@@ -176,10 +180,11 @@ def test_who_leaves_or_comes_late_is_named(way):
     def leave(coordinator):
         if coordinator.process == 1:
             return coordinator.close()
-        return broadcast_bytes(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
+        return spread(coordinator, 0, [value_of(0, 100)], 100)
 
     assert type(run_all(LocalJob(2), leave)[0]) is PeerFailedError
+    one = LocalJob(2).coordinators[0]
     with pytest.raises(DeadlineError) as told:
-        broadcast_bytes(LocalJob(2).coordinators[0], 0, [b"abc"], 3, timeout_s=0.05, name="params")
+        broadcast_bytes(one, 0, [b"abc"], 3, into=[], timeout_s=0.05, name="params")
     assert told.value.missing == (1,)
     assert "collectives/transport/test_stream.py:" in str(told.value)

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from shoal.collectives.transport.chunks import Buffer, ByteArray, Bytes, Outgoing, Run, runs
+from shoal.collectives.transport.chunks import Buffer, Bytes, Outgoing, Run, runs
 from shoal.collectives.transport.flow import Flow
 from shoal.collectives.transport.ring import (
     Hops,
@@ -50,58 +51,33 @@ def broadcast_bytes(
     data: Sequence[Buffer] | None,
     num_bytes: int,
     *,
+    into: Sequence[Buffer],
     timeout_s: float,
     lane: str = "main",
     name: str = "values",
-    into: Sequence[Buffer] | None = None,
     group: tuple[int, ...] | None = None,
-) -> ByteArray | None:
+) -> None:
     """Broadcast the bytes of one process to all, or to all of a group.
 
-    All call it with equal arguments, except `data` and `into`. Memory of a process: the
-    result, and up to six chunks of 4 MiB; no copy of the whole is made on the source.
+    All call it with equal arguments, except `data` and `into`. Memory of a process: up to six
+    chunks of 4 MiB; no copy of the whole is made on the source.
 
     Args:
       source: the process that has the bytes.
       data: its buffers, of `num_bytes` together; others: ignored.
       num_bytes: equal on all.
+      into: writable buffers of `num_bytes` together, to be filled. Those of the source are filled
+        while chunks move; it may have none.
       timeout_s: deadline in seconds.
       name: a label for messages.
-      into: writable buffers of `num_bytes` together, to be filled, also on the source, where that
-        happens while chunks move; None: one is allocated, except on the source.
       group: the processes, including the caller and the source; None: all of the job.
-
-    Returns:
-      uint8[num_bytes]; None on the source, and where `into` was given.
 
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all survivors.
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
-    is_source = coordinator.process == source
-    made = None
-    if into is None and not is_source:
-        made = np.empty(num_bytes, np.uint8)
-    place = Bytes([made] if made is not None else into or ())
-    value = Bytes(data or ()) if is_source else place
-
-    def copy() -> None:
-        if is_source:
-            _copy(value, place)
-
-    if len(flow.members) > 1 and num_bytes:
-        _move(
-            flow,
-            Passing(value if is_source else None, {source: place}, {source: num_bytes}),
-            lambda: partial(
-                _spread, flow, source, Outgoing(value) if is_source else value, num_bytes
-            ),
-            lambda: _relay_one(flow, source, value, num_bytes),
-            copy,
-        )
-    else:
-        copy()
-    return made
+    value = Bytes(data or ()) if coordinator.process == source else None
+    _move(_Broadcast(flow, source, num_bytes, value, Bytes(into)))
 
 
 def gather_bytes(
@@ -109,70 +85,112 @@ def gather_bytes(
     data: Sequence[Buffer],
     sizes: Sequence[int],
     *,
-    to: int | None,
+    into: Sequence[Sequence[Buffer]],
     timeout_s: float,
     lane: str = "main",
     name: str = "values",
-    into: Sequence[Sequence[Buffer]] | None = None,
     group: tuple[int, ...] | None = None,
-) -> list[ByteArray] | None:
-    """Gather the bytes of each process on all, or on one; over all processes, or a group.
+) -> None:
+    """Gather the bytes of each process on all, or on some; over all processes, or a group.
 
-    All call it with equal arguments, except `data` and `into`. Memory of a process: the
-    result, and up to six chunks of 4 MiB.
+    All call it with equal arguments, except `data` and `into`. Memory of a process: up to six
+    chunks of 4 MiB.
 
     Args:
       data: the buffers of this process.
       sizes: the bytes of each process, in the order of the processes; equal on all.
-      to: the receiving process; None: all.
+      into: for each process the writable buffers to fill; empty: this process receives nothing.
       timeout_s: deadline in seconds.
       name: a label for messages.
-      into: for each process the writable buffers to fill; None: allocated.
-      group: the processes, including the caller and `to`; None: all of the job.
-
-    Returns:
-      uint8[size] for each process; None where nothing is received or `into` was given.
+      group: the processes, including the caller; None: all of the job.
 
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all survivors.
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
-    takes = to in (None, coordinator.process)
-    made = None
-    if takes and into is None:
-        made = [np.empty(size, np.uint8) for size in sizes]
-    places = [Bytes(buffers) for buffers in into or ()] if made is None else []
-    places = places or [Bytes([row]) for row in made or ()]
-    own, members = Bytes(data), flow.members
-
-    def copy() -> None:
-        if takes:
-            _copy(own, places[members.index(coordinator.process)])
-
-    if len(members) > 1 and any(sizes):
-        _move(
-            flow,
-            Passing(
-                own,
-                dict(zip(members, places, strict=False)),  # empty where nothing is received
-                dict(zip(members, sizes, strict=True)),
-            ),
-            lambda: partial(_collect, flow, Outgoing(own), places, sizes),
-            lambda: _relay_all(flow, own, places, sizes),
-            copy,
-        )
-    else:
-        copy()
-    return made
+    _move(_Gather(flow, sizes, Bytes(data), [Bytes(buffers) for buffers in into]))
 
 
-def _move(
-    flow: Flow,
-    passing: Passing,
-    over: Callable[[], Callable[[Ring], object]],
-    relay: Callable[[], object],
-    copy: Callable[[], object],
-) -> None:
+class _Broadcast(NamedTuple):
+    """The bytes of one process, for all others."""
+
+    flow: Flow
+    source: int
+    num_bytes: int
+    value: Bytes | None  # on the source
+    place: Bytes
+
+    @property
+    def passing(self) -> Passing:
+        """Return the same, for shared host memory."""
+        return Passing(self.value, {self.source: self.place}, {self.source: self.num_bytes})
+
+    def copy(self) -> None:
+        """Copy this process's own bytes to where they are wanted here."""
+        if self.value is not None:
+            _copy(self.value, self.place)
+
+    def over_devices(self) -> Callable[[Ring], None]:
+        """Return what moves the bytes, in a thread of its own."""
+        end = self.place if self.value is None else Outgoing(self.value)
+        return partial(_spread, self.flow, self.source, end, self.num_bytes)
+
+    def through_coordinator(self) -> None:
+        """Move the bytes in rounds of bounded size."""
+        flow, source, num_bytes = self.flow, self.source, self.num_bytes
+        for begin in range(0, num_bytes, _ROUND_BYTES):
+            fault_points.reach("stream.before_chunk", flow.coordinator.process)
+            end = min(begin + _ROUND_BYTES, num_bytes)
+            payload = b"" if self.value is None else self.value.read(begin, end - begin).tobytes()
+            answers = flow.meet(
+                f"bytes {begin} to {end} of {num_bytes} of process {source}", payload
+            )
+            if self.value is None:
+                self.place.write(begin, np.frombuffer(answers[source], np.uint8))
+            flow.moved_bytes += end - begin
+            fault_points.reach("stream.after_chunk", flow.coordinator.process)
+
+
+class _Gather(NamedTuple):
+    """The bytes of all processes, for those that have places for them."""
+
+    flow: Flow
+    sizes: Sequence[int]
+    own: Bytes
+    places: Sequence[Bytes]  # empty where nothing is received
+
+    @property
+    def passing(self) -> Passing:
+        """Return the same, for shared host memory."""
+        members = self.flow.members
+        places = dict(zip(members, self.places, strict=bool(self.places)))
+        return Passing(self.own, places, dict(zip(members, self.sizes, strict=True)))
+
+    def copy(self) -> None:
+        """Copy this process's own bytes to where they are wanted here."""
+        if self.places:
+            _copy(self.own, self.places[self.flow.members.index(self.flow.coordinator.process)])
+
+    def over_devices(self) -> Callable[[Ring], None]:
+        """Return what moves the bytes, in a thread of its own."""
+        return partial(_collect, self.flow, Outgoing(self.own), self.places, self.sizes)
+
+    def through_coordinator(self) -> None:
+        """Move the bytes in rounds of bounded size."""
+        flow, sizes, own = self.flow, self.sizes, self.own
+        step = max(1, _ROUND_BYTES // len(sizes))
+        for begin in range(0, max(sizes), step):
+            fault_points.reach("stream.before_chunk", flow.coordinator.process)
+            count = max(0, min(step, own.num_bytes - begin))
+            stage = f"bytes from {begin} of {sum(sizes)}, {step} of each process"
+            answers = flow.meet(stage, own.read(begin, count).tobytes())
+            for process, place in zip(flow.members, self.places, strict=bool(self.places)):
+                place.write(begin, np.frombuffer(answers[process], np.uint8))
+            flow.moved_bytes += sum(map(len, answers.values()))
+            fault_points.reach("stream.after_chunk", flow.coordinator.process)
+
+
+def _move(transfer: _Broadcast | _Gather) -> None:
     """Move bytes through shared host memory, over the devices, or through the meeting place.
 
     Through memory if there is one host, else over the devices if all processes have one; meanwhile
@@ -181,21 +199,24 @@ def _move(
     There is one window and one stream of device programs: if two threads used them, data of one
     lane could be taken for the other's. So they are used by lane "main" alone.
     """
+    flow, passing = transfer.flow, transfer.passing
+    if len(flow.members) == 1 or not passing.num_bytes:
+        transfer.copy()
+        return
     windows = meet_at_windows(flow, passing) if flow.lane == "main" else None
     if windows is not None:
         windows.pass_on(flow, passing)
-        return
-    if flow.lane != "main" or flow.group is not None or not has_devices(flow.coordinator):
-        copy()
-    elif _moves_over_devices(flow, over(), copy):
-        return
-    relay()
+    elif flow.lane == "main" and flow.group is None and has_devices(flow.coordinator):
+        if not _moves_over_devices(transfer):
+            transfer.through_coordinator()
+    else:
+        transfer.copy()
+        transfer.through_coordinator()
 
 
-def _moves_over_devices(
-    flow: Flow, over: Callable[[Ring], object], copy: Callable[[], object]
-) -> bool:
+def _moves_over_devices(transfer: _Broadcast | _Gather) -> bool:
     """Move chunks over the devices; False if a process has none, but all have copied."""
+    flow, over = transfer.flow, transfer.over_devices()
 
     def move() -> bool:
         with borrowed_ring(
@@ -208,7 +229,7 @@ def _moves_over_devices(
     def still() -> str:
         return f"{flow.moved_bytes} bytes were moved"
 
-    if not flow.together("the last chunk", move, still, meanwhile=copy):
+    if not flow.together("the last chunk", move, still, meanwhile=transfer.copy):
         return False
     give_ring_back(flow.coordinator)
     return True
@@ -337,31 +358,3 @@ class _UnderWay:
         elif self._chunk is not None:
             self._chunk.block_until_ready()
         self._chunk = None
-
-
-def _relay_one(flow: Flow, source: int, value: Bytes, num_bytes: int) -> None:
-    """Send the bytes of one process through the meeting place."""
-    is_source = flow.coordinator.process == source
-    for begin in range(0, num_bytes, _ROUND_BYTES):
-        fault_points.reach("stream.before_chunk", flow.coordinator.process)
-        end = min(begin + _ROUND_BYTES, num_bytes)
-        payload = value.read(begin, end - begin).tobytes() if is_source else b""
-        answers = flow.meet(f"bytes {begin} to {end} of {num_bytes} of process {source}", payload)
-        if not is_source:
-            value.write(begin, np.frombuffer(answers[source], np.uint8))
-        flow.moved_bytes += end - begin
-        fault_points.reach("stream.after_chunk", flow.coordinator.process)
-
-
-def _relay_all(flow: Flow, own: Bytes, places: Sequence[Bytes], sizes: Sequence[int]) -> None:
-    """Send the bytes of all processes through the meeting place."""
-    step = max(1, _ROUND_BYTES // len(sizes))
-    for begin in range(0, max(sizes), step):
-        fault_points.reach("stream.before_chunk", flow.coordinator.process)
-        count = max(0, min(step, own.num_bytes - begin))
-        payload = own.read(begin, count).tobytes()
-        answers = flow.meet(f"bytes from {begin} of {sum(sizes)}, {step} of each process", payload)
-        for process, place in zip(flow.members, places, strict=False):
-            place.write(begin, np.frombuffer(answers[process], np.uint8))
-        flow.moved_bytes += sum(map(len, answers.values()))
-        fault_points.reach("stream.after_chunk", flow.coordinator.process)
