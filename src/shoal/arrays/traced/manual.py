@@ -184,43 +184,61 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Any:
             result = fn(*jax.tree.unflatten(treedef, parts))
             return _checked(result, out_layouts, region)
 
-        one = jax.jit(shards, inline=True)  # traced once, here, for the check
-
-        def checked(is_nested: bool, *parts: jax.Array) -> Any:
-            hunt = Hunt()
-            program = one.trace(*parts).jaxpr
-            hidden = hunt.results(program)
-            raise_all(f"manual: {region.name}", list(hunt.problems))
-            if not is_nested and has_regions(program):
-                raise _Nested
-            result = (jax.checkpoint(one) if is_nested else one)(*parts)
-            leaves, _ = _results(result, out_layouts, region)
-            _refuse_differing(leaves, hidden, region)
-            return result
-
-        def mapped(is_nested: bool) -> Any:
-            # JAX types residuals saved for the derivative as varying along all Manual axes,
-            # including those of an enclosing region, which may not be named again (jax 0.10 to
-            # 0.12). So inside another region, and around one, only the arguments are saved, whose
-            # layouts are known; twice, for the derivative of a derivative.
-            shards = partial(checked, is_nested)
-            return jax.shard_map(
-                jax.checkpoint(shards) if is_nested else shards,
-                mesh=region.here,
-                in_specs=tuple(_spec(layout, region.axes) for layout in layouts),
-                out_specs=specs(region),
-                axis_names=region.axes,
-            )(*entered)
-
+        body = _Body(region, out_layouts, jax.jit(shards, inline=True))
+        in_specs = tuple(_spec(layout, region.axes) for layout in layouts)
+        mapped = partial(body.mapped, in_specs, specs(region))
         entered = [_entered(v, layout, region) for v, layout in zip(values, layouts, strict=True)]
         try:
-            result = mapped(bool(manual_axes(region.here)))
+            result = mapped(is_nested=bool(manual_axes(region.here)))(*entered)
         except _Nested:
-            result = mapped(True)
+            result = mapped(is_nested=True)(*entered)
         return _left(result, out_layouts, region)
 
     whole.__name__ = name  # shown in profiles and programs
     return jax.jit(whole, static_argnums=(0, 1, 2))
+
+
+class _Body(NamedTuple):
+    """The function of a region, on the shards of one device."""
+
+    region: _Region
+    out_layouts: Layouts
+    shards: Any  # by `jit`: traced once, for the check
+
+    def mapped(self, in_specs: Any, out_specs: Any, *, is_nested: bool) -> Callable[..., Any]:
+        """Return it as a function of whole values.
+
+        JAX types residuals saved for the derivative as varying along all Manual axes, including
+        those of an enclosing region, which may not be named again (jax 0.10 to 0.12). So inside
+        another region, and around one, only the arguments are saved, whose layouts are known;
+        twice, for the derivative of a derivative.
+
+        Raises:
+          _Nested: while tracing: it contains a region, but was not to be `is_nested`.
+        """
+        checked = partial(self._checked, is_nested)
+        return jax.shard_map(
+            jax.checkpoint(checked) if is_nested else checked,
+            mesh=self.region.here,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=self.region.axes,
+        )
+
+    def _checked(self, is_nested: bool, *parts: jax.Array) -> Any:
+        """Return the results; refuse those that may differ where they are declared equal."""
+        region = self.region
+        hunt = Hunt()
+        program = self.shards.trace(*parts).jaxpr
+        hidden = hunt.results(program)
+        raise_all(f"manual: {region.name}", list(hunt.problems))
+        if not is_nested and has_regions(program):
+            raise _Nested
+        shards = jax.checkpoint(self.shards) if is_nested else self.shards
+        result = shards(*parts)
+        leaves, _ = _results(result, self.out_layouts, region)
+        _refuse_differing(leaves, hidden, region)
+        return result
 
 
 def _region(
