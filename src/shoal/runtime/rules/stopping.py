@@ -174,6 +174,96 @@ class _OpenNotice(NamedTuple):
     due: float | None  # on this process's clock
 
 
+class _Loop:
+    """What the program's loop has asked in a round, by `preempted` and by its saves."""
+
+    def __init__(self) -> None:
+        # The three highest steps that `preempted` was called with in turn: a phase with lower ones
+        # (an evaluation within a step, the next epoch) leaves them as they are.
+        self.top: int | None = None
+        self._before: int | None = None
+        self._earlier: int | None = None
+        self.highest = -1  # at which it went on
+        self.highest_save = -1  # the same, of saves before the first call of `preempted`
+        self.has_asked = False  # `preempted` was called since the notice
+        self.is_informed = False  # the program has seen the notice
+        self.has_stopped = False
+        self.stopped_at: int | None = None  # where `preempted` was True first
+
+    def call(self, step: int) -> None:
+        """Take the step of a call of `preempted`."""
+        if self.top is None or step > self.top:
+            self._earlier, self._before, self.top = self._before, self.top, step
+
+    def number_of(self, step: int | None) -> int | None:
+        """Return the number of a save: that of the highest step of `preempted`, or the next one's.
+
+        Saves may be numbered otherwise, by epochs or by tokens. So a save's own number counts only
+        where it can be one of `preempted`: a greater one would put off the agreed step as far, and
+        a lower one would never reach it. The next step is as far as the smaller of the last two
+        strides, since one of them may lead from warm-up to where the run resumed.
+
+        None: `preempted` was not called yet.
+        """
+        top, before, earlier, stride = self.top, self._before, self._earlier, 1
+        if top is None:
+            return None
+        if before is not None and earlier is not None:
+            stride = min(top - before, before - earlier)
+        following = top + stride
+        if step is not None and top <= step <= following:
+            return step
+        return following
+
+    @property
+    def stops_by_saves(self) -> bool:
+        """Whether the program looks at its notices itself, without `preempted`.
+
+        One call of `preempted` may have been there to watch for the signal; two are a loop's.
+        """
+        is_loop = self._before is not None
+        return not (self.has_asked or is_loop or (self.top is not None and not self.is_informed))
+
+
+class _Saved:
+    """What the program has saved, in this round and before."""
+
+    def __init__(self) -> None:
+        self.has_any = False  # in any round
+        self.newest: int | None = None  # the highest step, in any round
+        self.has_saved = False  # since a notice of this round
+        self.kept: float = -1  # the highest number of a save
+        self.failed: dict[str, float] = {}  # the numbers of saves that failed, by their paths
+
+    def restart(self) -> None:
+        """Begin the next round."""
+        self.has_saved, self.kept, self.failed = False, -1, {}
+
+    def keep(self, path: str | None, number: float) -> None:
+        """Record that a save is whole."""
+        self.kept = max(self.kept, number)
+        if path is None:
+            self.failed = {}
+        elif self.failed.get(path, -1) <= number:
+            self.failed.pop(path, None)
+
+    def left_by(self, stopped_at: int | None, agreed: int) -> Stopped:
+        """Return what a program leaves behind that has stopped."""
+        has_failed = any(number >= agreed for number in self.failed.values())
+        if stopped_at is None or self.kept >= stopped_at:
+            return Stopped(LAST, SAVED, has_failed)
+        words = f"preempted at step {shown_step(stopped_at)}: "
+        if not self.has_any:
+            words += "nothing of this attempt is saved, so it starts over where it began"
+            return Stopped(NOTHING, words, has_failed)
+        if self.newest is None:
+            words += "what was done after the last save will be repeated"
+        else:
+            newest = shown_step(self.newest)
+            words += f"step {newest} is the newest saved, and work done after it is repeated"
+        return Stopped(EARLIER, words, has_failed)
+
+
 class Stop:
     """The notices known to one process, and its answers.
 
@@ -187,26 +277,13 @@ class Stop:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # entering either acquires the lock
         self._round = 0
-        self._highest = self._highest_save = -1
+        self._loop = _Loop()  # of this round
+        self._saved = _Saved()
         self._step: int | None = None
         self._save_step = 0
         self._open: list[_OpenNotice] = []
-        self._has_saved = False
-        # The three highest steps that `preempted` was called with in turn: a phase with lower ones
-        # (an evaluation within a step, the next epoch) leaves them as they are.
-        self._top: int | None = None
-        self._before: int | None = None
-        self._earlier: int | None = None
-        self._has_asked = False  # `preempted` was called since the notice
-        self._is_informed = False  # the program has seen the notice
-        self._has_stopped = False
-        self._stopped_at: int | None = None  # where `preempted` was True first
-        self._kept: float = -1  # the highest number of a save
-        self._newest: int | None = None  # the highest step that is saved, in any round
-        self._has_any = False  # something is saved, in any round
-        self._failed: dict[str, float] = {}  # the numbers of saves that failed, by their paths
-        self._verdict_of_job = 0
         self._own: dict[tuple[str, str], int] = {}  # its own notices: the number, 0: none yet
+        self._verdict_of_job = 0
         self.known = 0  # number of the last notice received
         self.explained = ""  # the line that `exit_code` has logged
         self.changes = 0  # count of events that a thread may wait for
@@ -217,13 +294,13 @@ class Stop:
     def should_stop(self, step: int) -> bool | None:
         """Return whether to stop at `step`; None: not agreed yet."""
         with self._lock:
-            if self._top is None or step > self._top:
-                self._earlier, self._before, self._top = self._before, self._top, step
+            loop = self._loop
+            loop.call(step)
             if not self._open:  # nearly always
-                if step > self._highest:
-                    self._highest = step
+                if step > loop.highest:
+                    loop.highest = step
                 return False
-            self._has_asked = True
+            loop.has_asked = True
             return None if self._step is None else step >= self._step
 
     def should_save(self, step: int) -> bool | None:
@@ -234,14 +311,15 @@ class Stop:
         first call of `preempted` saves have an agreed step of their own, by their own numbers.
         """
         with self._lock:
-            if self._stopped_at is not None:
+            loop = self._loop
+            if loop.stopped_at is not None:
                 return True
-            number = None if self._top is None else self._number(step)
+            number = loop.number_of(step)
             if not self._open:
                 if number is None:
-                    self._highest_save = max(self._highest_save, step)
+                    loop.highest_save = max(loop.highest_save, step)
                 else:
-                    self._highest = max(self._highest, number)
+                    loop.highest = max(loop.highest, number)
                 return False
             if self._step is None:
                 return None
@@ -254,30 +332,14 @@ class Stop:
           step: of the save; None: it has none.
         """
         with self._lock:
-            if self._stopped_at is not None or (self._top is None and self._open):
+            number = self._loop.number_of(step)
+            if self._loop.stopped_at is not None or (number is None and self._open):
                 return math.inf
-            if self._top is None:
+            if number is None:
                 return -1 if step is None else step
-            number = self._number(step)
             # The program stops at this save, even if its next step is farther than was known.
             is_last = self._open and self._step is not None and number >= self._step
             return math.inf if is_last else number
-
-    def _number(self, step: int | None) -> int:
-        """Return the number of a save: that of the highest step of `preempted`, or the next one's.
-
-        Saves may be numbered otherwise, by epochs or by tokens. So a save's own number counts only
-        where it can be one of `preempted`: a greater one would put off the agreed step as far, and
-        a lower one would never reach it. The next step is as far as the smaller of the last two
-        strides, since one of them may lead from warm-up to where the run resumed.
-        """
-        top, before, earlier, stride = self._top or 0, self._before, self._earlier, 1
-        if before is not None and earlier is not None:
-            stride = min(top - before, before - earlier)
-        following = top + stride
-        if step is not None and top <= step <= following:
-            return step
-        return following
 
     def wait(self, changes: int, timeout_s: float) -> None:
         """Wait for an event after `changes` was read, at most `timeout_s`."""
@@ -289,11 +351,8 @@ class Stop:
         """Begin the next round, which closes the notices up to number `closed`."""
         with self._changed:
             self._round += 1
-            self._highest = self._highest_save = self._kept = -1
-            self._step = self._top = self._stopped_at = None
-            self._before = self._earlier = None
-            self._has_saved = self._has_asked = self._is_informed = self._has_stopped = False
-            self._failed = {}
+            self._loop, self._step = _Loop(), None
+            self._saved.restart()
             self._verdict_of_job = 0
             self.saves.restart()
             self._open = [heard for heard in self._open if heard.number > closed]
@@ -304,19 +363,17 @@ class Stop:
     def save(self, step: int | None = None) -> StopReport | None:
         """Record a save; return the answer to send, None if no notice is open.
 
-        A program that looks at its notices itself, without `preempted`, stops by a save after one.
-        One call of `preempted` may have been there to watch for the signal; two are a loop's.
+        It stops a program that looks at its notices itself.
         """
         with self._lock:
-            self._has_any = True
+            saved = self._saved
+            saved.has_any = True
             if step is not None:
-                self._newest = max(step, self._newest or 0)
+                saved.newest = max(step, saved.newest or 0)
             if not self._open:
                 return None
-            self._has_saved = True
-            is_loop = self._before is not None
-            uses_preempted = is_loop or (self._top is not None and not self._is_informed)
-            self._has_stopped |= not (self._has_asked or uses_preempted)
+            saved.has_saved = True
+            self._loop.has_stopped |= self._loop.stops_by_saves
             return self._report()
 
     def keep(self, path: str | None, number: float) -> StopReport | None:
@@ -326,57 +383,41 @@ class Stop:
           path: where its failures would be known by; None: the program vouches for all.
         """
         with self._lock:
-            self._kept = max(self._kept, number)
-            if path is None:
-                self._failed = {}
-            elif self._failed.get(path, -1) <= number:
-                self._failed.pop(path, None)
-            return self._report() if self._has_stopped else None
+            self._saved.keep(path, number)
+            return self._report() if self._loop.has_stopped else None
 
     def fail(self, path: str, number: float) -> StopReport | None:
         """Record that a save failed; return the answer to send, if any."""
         with self._lock:
-            self._failed[path] = number
-            return self._report() if self._has_stopped else None
+            self._saved.failed[path] = number
+            return self._report() if self._loop.has_stopped else None
 
     def stop_at(self, step: int) -> StopReport | None:
         """Record that `preempted` is True; return the answer to send, the first time."""
         with self._lock:
-            if self._stopped_at is not None:
+            if self._loop.stopped_at is not None:
                 return None
-            self._has_stopped, self._stopped_at = True, step
+            self._loop.has_stopped, self._loop.stopped_at = True, step
             return self._report()
 
     @property
     def is_unasked(self) -> bool:
         """Return whether a notice is open that the program, as far as is known, has not seen."""
-        return bool(self._open) and not (self._has_asked or self._is_informed or self._has_saved)
+        loop = self._loop
+        return bool(self._open) and not (loop.has_asked or loop.is_informed or self.has_saved)
 
     @property
     def has_saved(self) -> bool:
         """Return whether state was saved after a notice that is still open."""
-        return self._has_saved
+        return self._saved.has_saved
 
     @property
     def stopped(self) -> Stopped | None:
         """What the program leaves behind; None: it has not stopped for a notice."""
         with self._lock:
-            if not self._has_stopped:
+            if not self._loop.has_stopped:
                 return None
-            agreed, at = self._step or 0, self._stopped_at
-            has_failed = any(number >= agreed for number in self._failed.values())
-            if at is None or self._kept >= at:
-                return Stopped(LAST, SAVED, has_failed)
-            words = f"preempted at step {shown_step(at)}: "
-            if not self._has_any:
-                words += "nothing of this attempt is saved, so it starts over where it began"
-                return Stopped(NOTHING, words, has_failed)
-            if self._newest is None:
-                words += "what was done after the last save will be repeated"
-            else:
-                newest = shown_step(self._newest)
-                words += f"step {newest} is the newest saved, and work done after it is repeated"
-            return Stopped(EARLIER, words, has_failed)
+            return self._saved.left_by(self._loop.stopped_at, self._step or 0)
 
     @property
     def verdict(self) -> int:
@@ -396,13 +437,17 @@ class Stop:
 
     def _report(self) -> StopReport:
         return StopReport(
-            self._round, self._highest, self._has_saved, self.stopped, self._highest_save
+            self._round,
+            self._loop.highest,
+            has_saved=self.has_saved,
+            stopped=self.stopped,
+            highest_save=self._loop.highest_save,
         )
 
     def inform(self) -> Notice | None:
         """Return the first open notice, which the program now knows of."""
         found = self.notice()
-        self._is_informed |= found is not None
+        self._loop.is_informed |= found is not None
         return found
 
     def notice(self) -> Notice | None:
@@ -444,8 +489,8 @@ class Stop:
             if process == self._process:
                 self._own[given.source, given.reason] = number
             is_first = not self._open
-            if is_first and self._top is None:  # no step says what came before the notice
-                self._failed = {}
+            if is_first and self._loop.top is None:  # no step says what came before the notice
+                self._saved.failed = {}
             self._open.append(_OpenNotice(number, process, given, due))
             self.saves.overtake()
             self._notify()
