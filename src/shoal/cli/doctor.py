@@ -54,7 +54,6 @@ Examples:
   shoal doctor                            this process, this host
   shoal doctor -n 4                       4 processes here, as under shoal run
   srun shoal doctor --shared /home/me     all tasks; is the directory shared?
-  srun shoal doctor train.py              is the file the same everywhere?
   mpirun -n 16 shoal doctor
   torchrun --nproc-per-node 4 -m shoal doctor
   shoal doctor --alone                    one of several, without the others
@@ -66,7 +65,7 @@ What it checks:
   launcher   the variables of which launcher are used, and why no others
   address    what it resolves to; whether process 0 can listen, others connect
   token      where each process got it; all must have the same one
-  versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: its digest
+  versions   Python, JAX, jaxlib, NumPy, shoal, drivers
   devices    whether they start, in a child process, within --timeout
   clock      whether the clocks of all hosts agree
   files      whether each process sees the files of all others in --shared and
@@ -110,11 +109,9 @@ _Timeout = Annotated[
 ]
 _Alone = Annotated[bool, typer.Option("--alone", help="Do not wait for the other processes.")]
 _To = Annotated[str | None, typer.Option(hidden=True)]
-_Program = Annotated[str | None, typer.Argument(metavar="PROGRAM", hidden=True)]
 
 
 def doctor(
-    program: _Program = None,
     processes: _Processes = None,
     devices: _Devices = None,
     as_json: _AsJson = False,
@@ -130,7 +127,7 @@ def doctor(
     for folder in folders:
         local_path(folder, f"--shared {folder}")
     checks = {"buckets": partial(_check_buckets, urls, timeout_s)} if urls else {}
-    request = DoctorRequest(program, folders, timeout_s, alone, checks)
+    request = DoctorRequest(folders, timeout_s, alone, checks)
     if processes is not None:
         with _until_interrupted():
             diagnosis = diagnose_here(request, processes, devices, urls)
@@ -346,12 +343,6 @@ def _versions(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in facts.items())
 
 
-def _program(facts: Mapping[str, Any]) -> str:
-    if "digest" not in facts:
-        return f"{facts.get('path', '')}: unreadable"
-    return f"{facts['path']}, {in_bytes(facts['size_bytes'])}, digest {facts['digest']}"
-
-
 def _devices(facts: Mapping[str, Any]) -> str:
     if not facts:
         return ""
@@ -450,7 +441,6 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "address": _address,
     "token": lambda facts: facts.get("source", "none needed"),
     "versions": _versions,
-    "program": _program,
     "devices": _devices,
     "host": _host,
     "folders": _folders,
@@ -475,7 +465,6 @@ def diagnose_here(
     """Run the checks in N processes of this machine; return all reports, compared."""
     options = [] if devices is None else ["--devices", devices]
     shared = [part for folder in (*request.shared, *urls) for part in ("--shared", folder)]
-    program = [] if request.program is None else [request.program]
     env = own_environment()
     unknown = settings.unknown_variables(env)  # found here; otherwise the launcher reports them
     with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as to:
@@ -483,7 +472,7 @@ def diagnose_here(
             [
                 *(sys.executable, "-P", "-m", "shoal", "run", "--quiet", "-n", processes, *options),
                 *("--no-prefix", "-m", "shoal", "doctor", "--to", to),
-                *("--timeout", str(request.timeout_s), *shared, *program),
+                *("--timeout", str(request.timeout_s), *shared),
             ],
             {name: value for name, value in env.items() if name not in unknown},
         )

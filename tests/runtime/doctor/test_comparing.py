@@ -32,7 +32,6 @@ def said(*facts, **more):
 def test_equal_processes_differ_in_nothing():
     facts = {
         "versions": {"jax": "0.10.2"},
-        "program": {"path": "a.py", "digest": "1"},
         "clock": {"time_s": NOW},
         "devices": {"platform": "cpu", "count": 2},
         "folders": {"/shared": {}},
@@ -54,11 +53,6 @@ def test_versions_and_whether_they_must_be_equal():
 def test_a_package_that_one_lacks():
     one, two = {"versions": {"libtpu": "1"}}, {"versions": {}}
     assert said(one, two) == ["libtpu differs: 1 on process 0; not set on process 1"]
-
-
-def test_programs_by_digest():
-    rows = [{"program": {"path": f"/{x}/a.py", "digest": x}} for x in "ppq"]
-    assert said(*rows) == ["the program /p/a.py differs: digest p on processes 0-1; q on process 2"]
 
 
 @given(st.lists(st.floats(-3600, 3600), min_size=2, max_size=6))

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.runtime.doctor import host_state, reachability
 from shoal.runtime.doctor.examine import check_proxies
-from shoal.runtime.doctor.host_state import FolderMarks, check_program, check_versions, file_system
+from shoal.runtime.doctor.host_state import FolderMarks, check_versions, file_system
 from shoal.runtime.doctor.reachability import port_owner
 
 
@@ -112,16 +112,6 @@ def test_memory_of_a_container(tmp_path):
 
 def test_memory_where_nothing_is_known(tmp_path):
     assert host_state.check_memory(str(tmp_path)) == ({}, ())
-
-
-def test_programs_are_compared_by_content(tmp_path):
-    one, two = tmp_path / "one.py", tmp_path / "two.py"
-    one.write_text("x = 1\n")
-    two.write_text("x = 1\n")
-    assert check_program(str(one)).facts["digest"] == check_program(str(two)).facts["digest"]
-    two.write_text("x = 2\n")
-    assert check_program(str(one)).facts["digest"] != check_program(str(two)).facts["digest"]
-    assert "No such file" in check_program(str(tmp_path / "three.py")).findings[0].words
 
 
 def test_versions_are_those_of_this_python():

@@ -58,7 +58,6 @@ from shoal.settings import unknown_variables
 class DoctorRequest(NamedTuple):
     """The arguments of the checks."""
 
-    program: str | None = None  # a script that must be equal everywhere
     shared: tuple[str, ...] = ()  # folders that all processes must share
     timeout_s: float = 60.0  # for each wait: for the other processes, for the devices
     alone: bool = False  # only this process: without waiting for others
@@ -116,8 +115,6 @@ def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
 def _here(report: Report, request: DoctorRequest) -> Report:
     """Add the checks that need no other process."""
     report = report.with_check("versions", host_state.check_versions(os.environ))
-    if request.program is not None:
-        report = report.with_check("program", host_state.check_program(request.program))
     report = report.with_check("host", host_state.check_host())
     report = report.with_check("memory", host_state.check_memory())
     report = report.with_check("disk", host_state.check_disk())

@@ -130,7 +130,7 @@ _SHOWN = 5
 def compare(reports: Sequence[Report]) -> tuple[Finding, ...]:
     """Return what differs between processes.
 
-    Compared are versions, program, clocks (read at one moment), devices, directories and addresses.
+    Compared are versions, clocks (read at one moment), devices, directories and addresses.
     Each finding names the processes.
 
     >>> one = Report(0, 2, "a", 7, {"versions": {"jax": "0.10.2"}}, ())
@@ -139,7 +139,7 @@ def compare(reports: Sequence[Report]) -> tuple[Finding, ...]:
     'jax differs: 0.10.2 on process 0; 0.9.0 on process 1'
     """
     checks: tuple[Callable[[Sequence[Report]], list[Finding]], ...] = (
-        _versions, _programs, _clocks, _devices, _folders, _loopbacks,
+        _versions, _clocks, _devices, _folders, _loopbacks,
     )  # fmt: skip
     return tuple(finding for check in checks for finding in check(reports))
 
@@ -174,15 +174,6 @@ def _versions(reports: Sequence[Report]) -> list[Finding]:
             advice = "install the same everywhere" if level == PROBLEM else ""
             findings.append(Finding("versions", f"{name} differs: {sides(found)}", advice, level))
     return findings
-
-
-def _programs(reports: Sequence[Report]) -> list[Finding]:
-    found = groups(reports, "program", "digest")
-    if len(found) == 1:
-        return []
-    path = next(report.facts["program"]["path"] for report in reports if "program" in report.facts)
-    words = f"the program {path} differs: digest {sides(found)}"
-    return [Finding("program", words, "copy the same program to all hosts")]
 
 
 def _clocks(reports: Sequence[Report]) -> list[Finding]:

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 
 from shoal.errors import InitializeError
-from shoal.hashing import short_digest
 from shoal.paths import free_bytes_at, why_refused
 from shoal.runtime.doctor.findings import (
     CLOCK_OFF_S,
@@ -106,7 +105,7 @@ def _text(root: str, path: str) -> str:
     return ""
 
 
-# ---- Versions of this process's packages, and its program.
+# ---- Versions of this process's packages.
 
 
 _PACKAGES = ("shoal", "jax", "jaxlib", "numpy")
@@ -142,17 +141,6 @@ def _of_jax() -> list[Finding]:
     except ImportError:  # the probe of the devices says what is wrong
         return []
     return [Finding("versions", line, level=NOTE)] if line else []
-
-
-def check_program(path: str) -> CheckResult:
-    """Return the digest of a program, to compare between processes."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        problem = f"the program {path} cannot be read: {error.strerror}"
-        return CheckResult({"path": path}, (Finding("program", problem),))
-    digest = short_digest(data).hex()
-    return CheckResult({"path": path, "digest": digest, "size_bytes": len(data)})
 
 
 def _version(name: str) -> str | None:
