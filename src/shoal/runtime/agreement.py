@@ -11,14 +11,14 @@ meet once more and find the first line that differs.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from shoal.errors import DivergenceError, ShoalError
+from shoal.errors import DivergenceError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.trail_search import fetch, key_of, publish
-from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, find_line
+from shoal.runtime.client.trail_search import find_together, key_of
+from shoal.runtime.rules.first_difference import Meet, find_line
 from shoal.runtime.rules.outcomes import Fingerprint, HiddenDifference
 from shoal.runtime.rules.point import Point
 
@@ -79,30 +79,16 @@ def _explained(
 
     A process that arrives later, and is on no side, is not waited for: it fetches what was found.
     """
-    deadline = time.monotonic() + limit_s
-    group = tuple(sorted(process for side in known.calls for process in side.processes))
-    key = key_of(known.calls)
-    if coordinator.process not in group:
-        texts = fetch(coordinator, key, group, limit_s)
-        lines = texts if isinstance(texts, dict) else {}
-        shown = {p: lines[str(p)] for p in group if isinstance(lines.get(str(p)), str)}
-        return known.explained(shown)
-    lane = f"{point.lane}: the first difference"
-    representatives = [side.processes[0] for side in known.calls][:MAX_GROUPS_SHOWN]
 
-    def meet(payload: bytes) -> Mapping[int, bytes]:
-        here = Point(point.name, group, lane, "first difference", call.site)
-        left_s = max(0.001, deadline - time.monotonic())
-        return coordinator.arrive(here, payload, timeout_s=left_s)
-
-    shown = {}
-    try:
+    def search(meet: Meet, representatives: Sequence[int]) -> dict[str, str] | None:
         mine = call.spec if coordinator.process in representatives else None
-        with coordinator.call("first difference", lane, group):
-            texts = find_line(meet, mine, representatives)
-        shown = {} if texts is None else texts[1]
-    except ShoalError:
-        pass
-    finally:
-        publish(coordinator, key, point, group, shown)
+        found = find_line(meet, mine, representatives)
+        return None if found is None else {str(p): line for p, line in found[1].items()}
+
+    here = Point(point.name, lane=f"{point.lane}: the first difference", site=call.site)
+    key = key_of(known.calls)
+    found = find_together(coordinator, point, here, known.calls, search, key=key, limit_s=limit_s)
+    lines = found if isinstance(found, dict) else {}
+    group = [process for side in known.calls for process in side.processes]
+    shown = {p: lines[str(p)] for p in group if isinstance(lines.get(str(p)), str)}
     return known.explained(shown)

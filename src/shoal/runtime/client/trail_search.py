@@ -117,24 +117,17 @@ def _explained(
     rows = [_unexplained(side, trail) for side in sides]
     shown = _Shown(rows, advice=needs("", "call", is_silent=True))
     key = key_of([known.lane, *sides])
-    if me.process not in group:
-        shown = _shown_of(fetch(coordinator, key, group, limit_s)) or shown
-    else:
-        representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
+    lane = f"{point.lane}: the trail"
+    if known.lane == point.lane:  # found by heartbeats: perhaps not all come, and it fails
+        lane = f"{lane} {key}"
+
+    def search(meet: Meet, representatives: Sequence[int]) -> _Shown | None:
         mine = trail if me.process in representatives else None
-        lane = f"{point.lane}: the trail"
-        if known.lane == point.lane:  # found by heartbeats: perhaps not all come, and it fails
-            lane = f"{lane} {key}"
-        meet = _rounds(coordinator, point, lane, group, limit_s)
-        found = None
-        try:
-            with coordinator.call("the trail", lane, group):
-                found = _search(meet, mine, sides, representatives)
-        except ShoalError:  # that they differ is known anyway
-            pass
-        finally:
-            publish(coordinator, key, point, group, found)
-        shown = found or shown
+        return _search(meet, mine, sides, representatives)
+
+    here = Point("the trail", lane=lane, site=point.site)
+    found = find_together(coordinator, point, here, sides, search, key=key, limit_s=limit_s)
+    shown = _shown_of(found) or shown
     error = _error(me, point, known, shown)
     if me.process in group or trail.text == UNKNOWN:
         return error
@@ -189,19 +182,6 @@ def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail
     versions = json.dumps(known.versions).encode()
     base = short_digest(versions).hex()
     return coordinator.trails.start_anew(point, base)
-
-
-def _rounds(
-    coordinator: Coordinator, point: Point, lane: str, group: tuple[int, ...], limit_s: float
-) -> Meet:
-    deadline = time.monotonic() + limit_s
-    here = Point("the trail", group, lane, "first difference", point.site)
-
-    def meet(payload: bytes) -> Mapping[int, bytes]:
-        left_s = max(0.001, deadline - time.monotonic())
-        return coordinator.arrive(here, payload, timeout_s=left_s)
-
-    return meet
 
 
 def _search(
@@ -286,6 +266,47 @@ def _unexplained(side: TrailVersion, mine: Trail | None) -> Said:
 
 
 _PAUSES_S = (0.002, 0.1)  # between two queries: the first, and the longest
+
+Search = Callable[[Meet, Sequence[int]], Any]  # by rounds, between these representatives
+
+
+def find_together(
+    coordinator: Coordinator,
+    point: Point,
+    here: Point,
+    sides: Sequence[Any],
+    search: Search,
+    *,
+    key: str,
+    limit_s: float,
+) -> Any:
+    """Return what the processes that differ have found, as JSON has it; None: nothing.
+
+    Args:
+      point: where the processes met.
+      here: the name, lane and site of a round.
+      sides: what differs, each with its `processes`.
+      key: of the difference; see `key_of`.
+    """
+    deadline = time.monotonic() + limit_s
+    group = tuple(sorted(process for side in sides for process in side.processes))
+    if coordinator.process not in group:
+        return fetch(coordinator, key, group, limit_s)
+    here = here._replace(group=group, fingerprint="first difference")
+
+    def meet(payload: bytes) -> Mapping[int, bytes]:
+        left_s = max(0.001, deadline - time.monotonic())
+        return coordinator.arrive(here, payload, timeout_s=left_s)
+
+    found = None
+    try:
+        with coordinator.call("first difference", here.lane, group):
+            found = search(meet, [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN])
+    except ShoalError:  # that they differ is known anyway
+        pass
+    finally:
+        publish(coordinator, key, point, group, found)
+    return found
 
 
 def key_of(sides: Any) -> str:
