@@ -13,12 +13,20 @@ from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.save import request_of, save
+from shoal.checkpoint.saving.save_members import SaveAttempt, SaveMembers
 from shoal.errors import ProcessLostError, SaveAbortedError, StorageError
+from shoal.runtime.client.group import group_in
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
 from shoal.testing.store_contract import Save, value_of
 
 TREE = {"w": np.arange(1 << 10, dtype=np.float32), "n": 1}
+
+
+def attempt_of(coordinator, request, name):
+    """Return the attempt that all processes have agreed on."""
+    members = SaveMembers(coordinator, request, group_in(coordinator, "save", None))
+    return SaveAttempt(members, name, replaces="", paths={}, lane="main")
 
 
 @pytest.fixture
@@ -91,11 +99,11 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
     one, folder = Save("00000000000a", 7), LocalFolder(path)
     commit = one.save(folder)
     request = request_of(path, step=5, timeout_s=1.0)
-    scene = save_members.SaveScene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
+    attempt = attempt_of(LocalJob(2).coordinators[1], request, one.attempt)
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):
-        save_members.ended_by(scene, met)
-    assert save_members.ended_by(scene, OSError("another one")).commit == commit
+        save_members.ended_by(attempt, met)
+    assert save_members.ended_by(attempt, OSError("another one")).commit == commit
     assert value_of(folder, commit) == 7
 
 
@@ -103,7 +111,7 @@ def test_a_storage_that_fails_while_settling_leaves_no_error_of_its_own(path, mo
     job = LocalJob(2)
     save.on(LocalJob(1).coordinators[0], path.parent / "other", TREE)
     request = request_of(path, step=5, timeout_s=1.0)
-    scene = save_members.SaveScene(job.coordinators[1], request, "00000000000a", (0, 1))
+    attempt = attempt_of(job.coordinators[1], request, "00000000000a")
 
     def fails(self, attempt):
         raise StorageError("503 Slow Down", path=str(path))
@@ -113,4 +121,4 @@ def test_a_storage_that_fails_while_settling_leaves_no_error_of_its_own(path, mo
     cause = ProcessLostError("process 0 is lost", lost={0: "killed"})
     words = "whether it was committed is not known, since the storage fails .503 Slow Down"
     with pytest.raises(SaveAbortedError, match=words):
-        save_members.settle(scene, "commit", cause, has_part=True)
+        save_members.settle(attempt, "commit", cause, has_part=True)

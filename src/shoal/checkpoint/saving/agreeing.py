@@ -1,41 +1,37 @@
-"""S0 of a save: all processes agree that it is possible, and on the part that each writes."""
+"""The first phase of a save: all processes agree that it is possible, and who writes what."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.planning.who_writes import Own, box_bytes
 from shoal.checkpoint.saving.request import Request, state_lines
-from shoal.checkpoint.saving.save_members import SaveMembers
+from shoal.checkpoint.saving.save_members import SaveAttempt, SaveMembers
 from shoal.checkpoint.saving.state import State, among, own_of
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store, taken
+from shoal.checkpoint.store.step_names import new_attempt
 from shoal.checkpoint.together.lead import encode_error
 from shoal.errors import CheckpointError, StorageFullError, UsageError, raise_all
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.failure_words import listed
 
 
-class Agreed(NamedTuple):
-    """A save that all processes agreed on."""
-
-    members: SaveMembers
-    own: list[Own]  # the boxes that this process writes
-
-    @property
-    def own_lane(self) -> str:
-        """A lane used only by the thread that completes this save."""
-        return f"save {self.members.attempt}"
-
-
-def agree_on(members: SaveMembers, state: State) -> Agreed:
+def agree_on(
+    members: SaveMembers, state: State, *, own_lane: bool = False
+) -> tuple[SaveAttempt, list[Own]]:
     """Check with all processes that the save is possible.
+
+    Args:
+      own_lane: whether a thread of its own completes the save, which needs a lane of its own.
+
+    Returns:
+      The attempt, and the boxes that this process writes.
 
     Raises:
       DivergenceError: the processes do not save the same state.
@@ -44,8 +40,9 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
     """
     process, group, store = members.process, members.group, members.request.store
     fault_points.reach("save.preflight", process)
-    answer: dict[str, Any] = {"attempt": members.attempt} if members.is_lead else {}
-    answer["path"] = store.path
+    answer: dict[str, Any] = {"path": store.path}
+    if members.is_lead:
+        answer["attempt"] = new_attempt()
     numbers = _numbers(members, state)
     own: list[Own] = []
     problem: Exception | None = None
@@ -66,8 +63,9 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
     paths = {who: json.loads(text)["path"] for who, text in answers.items()}
     check_space(store, answers)
     leads = json.loads(answers[group.lead])
-    request = members.request._replace(replaces=leads["replaces"])
-    return Agreed(replace(members, attempt=leads["attempt"], request=request, paths=paths), own)
+    attempt, replaces = leads["attempt"], leads["replaces"]
+    lane = f"save {attempt}" if own_lane else members.lane
+    return SaveAttempt(members, attempt, replaces, paths, lane), own
 
 
 def _numbers(members: SaveMembers, state: State) -> list[int] | None:

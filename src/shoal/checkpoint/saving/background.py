@@ -16,7 +16,6 @@ from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state, refuse_device_axis
-from shoal.checkpoint.store.step_names import new_attempt
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
@@ -128,15 +127,14 @@ def start_save(
     group = group_in(coordinator, request.operation, processes)
     if group.count > 1:
         refuse_device_axis(state, request.operation)
-    agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
-    lane = agreed.own_lane
-    with coordinator.call("save", lane, group.named):  # if left, no thread follows
-        taken = snapshot(agreed, state, arena)
+    attempt, own = agree_on(SaveMembers(coordinator, request, group), state, own_lane=True)
+    with coordinator.call("save", attempt.lane, group.named):  # if left, no thread follows
+        taken = snapshot(attempt, state, own, arena)
 
     def work() -> None:
         try:
-            with coordinator.call("save", lane, group.named, ends_lane=True):
-                commit = complete(agreed, taken, arena, lane=lane)
+            with coordinator.call("save", attempt.lane, group.named, ends_lane=True):
+                commit = complete(attempt, taken)
         except BaseException:
             on_failed()
             raise

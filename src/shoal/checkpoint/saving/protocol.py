@@ -1,17 +1,16 @@
-"""The protocol of a save, from S0 to S7, run by all processes.
+"""The phases of a save, in their order, run by all processes.
 
 ::
 
-    S0  agree     all have the same step, tree and layouts; nothing is written yet
-    S2  snapshot  values are copied, or kept to be read during the write
-    S1  open      the lead begins an attempt; all see it
-    S3  write     data, durable
-    S4  part      "this process has written all of its data", durable
-    S5  S6        the lead joins the parts and commits
-    S7            all know
+    agree     all have the same step, tree and layouts; nothing is written yet
+    snapshot  values are copied, or kept to be read during the write
+    open      the lead begins an attempt; all see it
+    write     data, durable; then "this process has written all of its data", durable
+    commit    the lead joins the parts and commits; all know
 
-Each phase takes the result of the one before: `agree_on` → `Agreed` → `snapshot` → `Snapshot` →
-`complete` → `Commit`.
+Each takes the result of the one before: `agree_on` → `SaveAttempt` → `snapshot` → `Snapshot` →
+`complete` → `Commit`. Each but `snapshot` ends with a rendezvous, to which every process brings
+its result or its error; an error in `snapshot` is brought to the next one.
 
 Storage, not messages, decides the outcome: a process that learns of a loss looks at the storage. If
 all parts are there, it commits; else it ends the attempt. One of the two wins, for all.
@@ -22,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,19 +33,17 @@ from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.format.json_files import decode_commit, encode_commit
 from shoal.checkpoint.format.records import Commit, FileRecord, Manifest, Part, data_name
 from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
+from shoal.checkpoint.planning.who_writes import Own
 from shoal.checkpoint.saving import save_members
-from shoal.checkpoint.saving.agreeing import Agreed
 from shoal.checkpoint.saving.file_images import images_of, start_copies
 from shoal.checkpoint.saving.request import manifest_of
-from shoal.checkpoint.saving.save_members import MeetingFailed, SaveMembers
+from shoal.checkpoint.saving.save_members import MeetingFailed, SaveAttempt
 from shoal.checkpoint.saving.state import State
 from shoal.checkpoint.store.interface import ended
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import StorageError
 from shoal.runtime.preemption import note_commit
 from shoal.runtime.system import fault_points, progress_file
-
-Value = TypeVar("Value")
 
 MAX_FILE_BYTES = 16 << 30  # a larger box gets a file of its own
 
@@ -57,150 +54,138 @@ class Snapshot(NamedTuple):
     plan: PartPlan
     images: list[FileImage]  # emptied once written
     manifest: Manifest | None  # None except on the lead, which writes it
+    arena: Arena | None  # the memory that holds the images; None: the arrays do
 
 
-def snapshot(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot | Exception:
-    """S2: copy the values, or without an arena, keep them to be read during the write.
+def snapshot(
+    attempt: SaveAttempt, state: State, own: Sequence[Own], arena: Arena | None
+) -> Future[Snapshot]:
+    """Copy the values, or without an arena, keep them to be read during the write.
 
-    An error is returned: `complete` reports it to the other processes, and raises it.
+    If that fails, `complete` raises why, on all processes.
     """
-    return _tried(lambda: _take(agreed, state, arena))
+    taken: Future[Snapshot] = Future()
+    try:
+        taken.set_result(_take(attempt, state, own, arena))
+    except Exception as error:  # noqa: BLE001 - raised by `complete`
+        taken.set_exception(error)
+    return taken
 
 
-def _take(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot:
-    members, own = agreed
-    place, count, attempt = members.group.place, members.group.count, members.attempt
+def _take(attempt: SaveAttempt, state: State, own: Sequence[Own], arena: Arena | None) -> Snapshot:
+    members, group = attempt.members, attempt.members.group
     fault_points.reach("save.snapshot", members.process)
-    plan = lay_out(own, place, attempt, max_file_bytes=MAX_FILE_BYTES)
+    plan = lay_out(own, group.place, attempt.id, max_file_bytes=MAX_FILE_BYTES)
     manifest = None
     if members.is_lead:
-        manifest = manifest_of(members.request, state, attempt, count)
+        manifest = manifest_of(members.request, state, attempt.id, group.count)
     start_copies(state, own)
-    images = images_of(state, own, plan, attempt, count)
+    images = images_of(state, own, plan, attempt.id, group.count)
     if arena is not None:
         arena.take(images)
         images = [image._replace(pieces=()) for image in images]
-    return Snapshot(plan, images, manifest)
+    return Snapshot(plan, images, manifest, arena)
 
 
-def complete(
-    agreed: Agreed, taken: Snapshot | Exception, arena: Arena | None, *, lane: str | None = None
-) -> Commit:
-    """S1, then S3 to S7: from the first file to a commit known to all processes.
-
-    Args:
-      lane: of these phases; None: that of the agreement.
+def complete(attempt: SaveAttempt, taken: Future[Snapshot]) -> Commit:
+    """Write and commit: from the first file to a commit known to all processes.
 
     Raises:
       SaveAbortedError: a process was lost, failed or late, and parts are missing.
       Otherwise the error of one process: the same type on all.
     """
-    members = replace(agreed.members, lane=lane or agreed.members.lane)
+    members = attempt.members
     try:
-        num_bytes = 0 if isinstance(taken, Exception) else taken.plan.num_bytes
-        with progress_file.saving(), _beat(members, num_bytes) as beat:
-            commit = _run(members, taken, arena, beat)
+        with progress_file.saving(), _beat(attempt) as beat:
+            commit = _run(attempt, taken, beat)
     except Exception:
         raise
     except BaseException:  # an interrupt: the others learn that the save cannot complete
         with contextlib.suppress(StorageError):  # already committed: it stands
-            save_members.try_abandon(members.scene)
+            save_members.try_abandon(attempt)
         raise
     fault_points.reach("save.announced", members.process)
     note_commit(members.coordinator, members.request.options.step)
     return commit
 
 
-def _beat(members: SaveMembers, num_bytes: int) -> LeaseKeeper:
+def _beat(attempt: SaveAttempt) -> LeaseKeeper:
+    members = attempt.members
     return LeaseKeeper(
         members.coordinator,
-        members.request.store,
-        members.attempt,
-        num_bytes,
-        members.request.lease_s,
-        members.lane,
-        members.group.members,
+        attempt.store,
+        attempt.id,
+        lease_s=members.request.lease_s,
+        lane=attempt.lane,
+        members=members.group.members,
     )
 
 
-def _run(
-    members: SaveMembers, taken: Snapshot | Exception, arena: Arena | None, beat: LeaseKeeper
-) -> Commit:
-    phase, has_part = "open", False
+def _run(attempt: SaveAttempt, taken: Future[Snapshot], beat: LeaseKeeper) -> Commit:
+    members, has_part = attempt.members, False
     try:
-        if isinstance(taken, Exception):
-            members.meet(phase, "opened", taken)
-            raise taken  # not reached: `meet` raises the error that it is given
-        members.meet(phase, "opened", _tried(lambda: _open(members, taken.manifest)))
-        members.meet(phase, "seen", _tried(lambda: _see(members)))
-        phase, beat.is_opening = "write", False
-        problem = _tried(lambda: _write(members, taken, arena, beat))
-        if has_part := problem is None:
-            problem = _tried(lambda: fault_points.reach("save.parted", members.process))
-        members.meet(phase, "parts", problem)
-        phase = "commit"
-        committed = _tried(lambda: _commit(members)) if members.is_lead else None
-        answers = members.meet(phase, "committed", committed)
-    except MeetingFailed as ended:
-        return save_members.settle(members.scene, phase, ended.cause, has_part=has_part)
-    return decode_commit(answers[members.group.lead])
+        with attempt.phase("open", "opened"):
+            files = taken.result()
+            beat.num_bytes = files.plan.num_bytes
+            if files.manifest is not None:  # on the lead
+                _open(attempt, files.manifest)
+        with attempt.phase("open", "seen"):
+            _see(attempt)
+        beat.is_opening = False
+        with attempt.phase("write", "parts"):
+            _write(attempt, files, beat)
+            has_part = True
+            fault_points.reach("save.parted", members.process)
+        with attempt.phase("commit", "committed") as exchange:
+            if members.is_lead:
+                exchange.payload = encode_commit(_commit(attempt))
+    except MeetingFailed as failed:
+        return save_members.settle(attempt, failed.phase, failed.cause, has_part=has_part)
+    return decode_commit(exchange.answers[members.group.lead])
 
 
-def _open(members: SaveMembers, manifest: Manifest | None) -> None:
-    process = members.process
-    if manifest is None:  # not the lead
-        return
+def _open(attempt: SaveAttempt, manifest: Manifest) -> None:
+    coordinator, process = attempt.members.coordinator, attempt.members.process
     fault_points.reach("save.open", process)
-    host = members.coordinator.hosts[process]
-    owner = {"host": host, "pid": os.getpid(), "began": time.time()}
-    owner |= {"replaces": members.request.replaces} if members.request.replaces else {}
-    members.request.store.begin(manifest, owner)
+    owner = {"host": coordinator.hosts[process], "pid": os.getpid(), "began": time.time()}
+    if attempt.replaces:
+        owner["replaces"] = attempt.replaces
+    attempt.store.begin(manifest, owner)
     fault_points.reach("save.opened", process)
 
 
-def _see(members: SaveMembers) -> None:
-    store, attempt = members.request.store, members.attempt
-    if store.is_open(attempt):
+def _see(attempt: SaveAttempt) -> None:
+    if attempt.store.is_open(attempt.id):
         return
-    if members.is_lead:
-        raise ended(store.path, attempt, "open")
-    raise members.not_shared((members.process,))
+    if attempt.members.is_lead:
+        raise ended(attempt.store.path, attempt.id, "open")
+    raise attempt.not_shared((attempt.members.process,))
 
 
-def _write(members: SaveMembers, taken: Snapshot, arena: Arena | None, beat: LeaseKeeper) -> None:
-    process, group, attempt = members.process, members.group, members.attempt
-    store = members.request.store
+def _write(attempt: SaveAttempt, files: Snapshot, beat: LeaseKeeper) -> None:
+    process, group, store = attempt.members.process, attempt.members.group, attempt.store
     fault_points.reach("save.write", process)
     try:
-        hashes = write_files(store, taken.images, arena, beat.add)
+        hashes = write_files(store, files.images, files.arena, beat.add)
     except OSError as error:
-        if store.is_open(attempt):
+        if store.is_open(attempt.id):
             raise
-        raise ended(store.path, attempt, "write") from error
-    taken.images.clear()
+        raise ended(store.path, attempt.id, "write") from error
+    files.images.clear()
     fault_points.reach("save.written", process)
-    files = tuple(
-        FileRecord(data_name(attempt, group.place, group.count, n), file.num_bytes, group.place)
-        for n, file in enumerate(taken.plan.files)
+    records = tuple(
+        FileRecord(data_name(attempt.id, group.place, group.count, n), file.num_bytes, group.place)
+        for n, file in enumerate(files.plan.files)
     )
     blocks = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    store.write_part(Part(attempt, group.place, files, taken.plan.chunks, blocks))
+    store.write_part(Part(attempt.id, group.place, records, files.plan.chunks, blocks))
 
 
-def _commit(members: SaveMembers) -> bytes:
+def _commit(attempt: SaveAttempt) -> Commit:
     try:
-        commit = members.request.store.commit(members.attempt, members.request.replaces)
+        return attempt.store.commit(attempt.id, attempt.replaces)
     except Exception as error:
-        end = save_members.ended_by(members.scene, error)
+        end = save_members.ended_by(attempt, error)
         if end.commit is None:
             raise
-        commit = end.commit
-    return encode_commit(commit)
-
-
-def _tried(work: Callable[[], Value]) -> Value | Exception:
-    """Return the result, or the error."""
-    try:
-        return work()
-    except Exception as error:  # noqa: BLE001 - sent to the other processes
-        return error
+        return end.commit

@@ -16,7 +16,7 @@ from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request, SaveOptions, Waits
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state, refuse_device_axis
-from shoal.checkpoint.store.step_names import new_attempt, step_at
+from shoal.checkpoint.store.step_names import step_at
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.client.group import group_in
@@ -128,9 +128,8 @@ def write_tree(
     group = group_in(coordinator, request.operation, processes)
     if group.count > 1:
         refuse_device_axis(state, request.operation)
-    members = SaveMembers(coordinator, request, group, new_attempt(), lane=lane)
-    agreed = agree_on(members, state)
-    complete(agreed, snapshot(agreed, state, arena), arena)
+    attempt, own = agree_on(SaveMembers(coordinator, request, group, lane), state)
+    complete(attempt, snapshot(attempt, state, own, arena))
 
 
 def request_of(

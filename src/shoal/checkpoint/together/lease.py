@@ -34,7 +34,8 @@ class ProgressReporter:
         """`doing` describes it: "saving /run/step_000000000010"."""
         self._coordinator, self._doing = coordinator, doing
         self._is_main = lane == "main"
-        self._num_bytes, self._every_s = num_bytes, every_s
+        self.num_bytes = num_bytes  # may be set once it is known
+        self._every_s = every_s
         self._done_bytes = 0
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -74,9 +75,9 @@ class ProgressReporter:
     def progress_text(self) -> str:
         """Return the progress: `40 % of 1.5 GB, 870 MB/s`."""
         took_s = max(time.monotonic() - self._began, 1e-9)
-        share = self._done_bytes / self._num_bytes if self._num_bytes else 1.0
+        share = self._done_bytes / self.num_bytes if self.num_bytes else 1.0
         rate = f"{self._done_bytes / took_s / 1e6:.0f} MB/s"
-        return f"{min(share, 1.0):.0%} of {self._num_bytes / 1e9:.2f} GB, {rate}"
+        return f"{min(share, 1.0):.0%} of {self.num_bytes / 1e9:.2f} GB, {rate}"
 
     def keep(self) -> None:
         """Hook for subclasses, called at each beat."""
@@ -101,7 +102,7 @@ class LeaseKeeper(ProgressReporter):
         coordinator: Coordinator,
         store: Store,
         attempt: str,
-        num_bytes: int,
+        num_bytes: int = 0,
         lease_s: float = 60.0,
         lane: str = "main",
         members: Sequence[int] | None = None,
@@ -119,7 +120,7 @@ class LeaseKeeper(ProgressReporter):
     def keep(self) -> None:
         """Touch PENDING, if this is the process to do it."""
         with self._lock:
-            is_written = self._done_bytes >= self._num_bytes
+            is_written = self._done_bytes >= self.num_bytes
             if self.is_opening or is_written:  # only the disk is outstanding
                 self._work()
         # The lowest survivor does it. Processes learn of a loss at different times: for a while two
