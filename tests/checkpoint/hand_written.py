@@ -22,7 +22,7 @@ from shoal.checkpoint.format.records import (
     data_name,
 )
 from shoal.checkpoint.planning.file_layout import lay_out
-from shoal.checkpoint.planning.who_writes import Box, Held, Own
+from shoal.checkpoint.planning.who_writes import Box, WriteBox
 from shoal.checkpoint.tree import dtypes, plain_values
 from shoal.checkpoint.tree.flatten import PerProcess, flatten_tree
 from shoal.checkpoint.tree.names import name_of
@@ -64,18 +64,18 @@ def write(
     folder = LocalFolder(path)
     committing.begin_attempt(folder, manifest, {"host": "here", "pid": 1})
     turn = 0
-    shares: list[list[tuple[Own, bytes]]] = [[] for _ in range(processes)]
+    shares: list[list[tuple[WriteBox, bytes]]] = [[] for _ in range(processes)]
     for number, record in enumerate(records):
         if record.kind == "per_process":
             for process, share in enumerate(shares):
                 blob = encode_tree(found[number][1].value[process])
                 box = Box((process,), (len(blob),))
-                share.append((Own(_held(number, record, is_own=True), box), blob))
+                share.append((WriteBox(number, record, box), blob))
         elif number in data:
             for box in sorted(cut(record.name, record.stored_shape)):
                 inside = tuple(slice(a, a + n) for a, n in zip(box.origin, box.extent, strict=True))
                 packed = dtypes.pack_elements(data[number][(*inside, ...)]).tobytes()
-                shares[turn % processes].append((Own(_held(number, record), box), packed))
+                shares[turn % processes].append((WriteBox(number, record, box), packed))
                 turn += 1
     for process, share in enumerate(shares):
         _write_part(folder, manifest, process, share, max_file_bytes)
@@ -105,17 +105,9 @@ def _records(found: list[tuple[Any, Any]]) -> tuple[list[LeafRecord], dict[int, 
     return records, data
 
 
-def _held(number: int, record: LeafRecord, *, is_own: bool = False) -> Held:
-    none = np.zeros((0, 0), np.int64)
-    return Held(
-        number, record.name, record.dtype, record.stored_shape, none, none, (),
-        is_per_process=is_own,
-    )  # fmt: skip
-
-
 def _write_part(
     folder: LocalFolder, manifest: Manifest, process: int,
-    share: Sequence[tuple[Own, bytes]], max_file_bytes: int,
+    share: Sequence[tuple[WriteBox, bytes]], max_file_bytes: int,
 ) -> None:  # fmt: skip
     plan = lay_out(
         [own for own, _ in share], process, manifest.attempt, max_file_bytes=max_file_bytes

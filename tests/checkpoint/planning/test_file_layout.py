@@ -15,7 +15,15 @@ from shoal.checkpoint.format import header
 from shoal.checkpoint.format.records import FileRecord, LeafRecord, Manifest, Part, data_name
 from shoal.checkpoint.format.tiling import check_tiling, join_chunks
 from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
-from shoal.checkpoint.planning.who_writes import SHARE_BYTES, Box, Held, merge, own_boxes
+from shoal.checkpoint.planning.who_writes import (
+    SHARE_BYTES,
+    Box,
+    HeldLeaf,
+    ShardMap,
+    WriteBox,
+    merge,
+    own_boxes,
+)
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
 from shoal.checkpoint.tree.nodes import Branch
@@ -28,26 +36,27 @@ class Job(NamedTuple):
     """Leaves and how many processes hold them."""
 
     processes: int
-    held: tuple[Held, ...]
+    held: tuple[HeldLeaf, ...]
 
 
 def leaf(
     number: int, dtype: str, shape: tuple[int, ...], boxes: dict[Box, tuple[int, ...]]
-) -> Held:
+) -> HeldLeaf:
     rank = len(shape)
     origin = np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), rank)
     extent = np.array([box.extent for box in boxes], np.int64).reshape(len(boxes), rank)
-    return Held(number, f"leaf/{number}", dtype, shape, origin, extent, tuple(boxes.values()))
+    record = LeafRecord(f"leaf/{number}", "array", dtype, shape)
+    return HeldLeaf(number, record, ShardMap(origin, extent, tuple(boxes.values())))
 
 
 def whole(
     number: int, shape: tuple[int, ...], holders: tuple[int, ...], dtype: str = "float32"
-) -> Held:
+) -> HeldLeaf:
     return leaf(number, dtype, shape, {Box((0,) * len(shape), shape): holders})
 
 
 @st.composite
-def leaves(draw: st.DrawFn, number: int, processes: int) -> Held:
+def leaves(draw: st.DrawFn, number: int, processes: int) -> HeldLeaf:
     """A grid of boxes, cut anywhere; each is held by some processes."""
     rank = draw(st.integers(0, 3))
     # A long last dim, so that boxes are large enough to be cut.
@@ -90,7 +99,7 @@ def written(plan: PartPlan) -> Part:
 
 
 def manifest(job: Job) -> Manifest:
-    records = tuple(LeafRecord(one.name, "array", one.dtype, one.stored_shape) for one in job.held)
+    records = tuple(one.record for one in job.held)
     inner = Branch("dict", tuple(str(n) for n in range(len(records))), tuple(range(len(records))))
     tree = Branch("dict", ("leaf",), (inner,))
     return Manifest(ATTEMPT, None, 0, job.processes, tree, records)
@@ -100,10 +109,10 @@ def corners(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return box.origin, tuple(a + n for a, n in zip(box.origin, box.extent, strict=True))
 
 
-def holds(held: Held, process: int, box: Box) -> bool:
+def holds(shards: ShardMap, process: int, box: Box) -> bool:
     """Does a process hold every element of a box? By volume: held boxes are disjoint."""
     volume = 0
-    for origin, extent, holders in zip(held.origin, held.extent, held.holders, strict=True):
+    for origin, extent, holders in zip(shards.origin, shards.extent, shards.holders, strict=True):
         if process in holders:
             ends = np.minimum(origin + extent, corners(box)[1]) - np.maximum(origin, box.origin)
             volume += math.prod(np.maximum(ends, 0).tolist())
@@ -115,8 +124,8 @@ def holds(held: Held, process: int, box: Box) -> bool:
 def test_every_element_is_written_once_by_who_holds_it(job: Job) -> None:
     own = [own_boxes(job.held, process) for process in range(job.processes)]
     for process, boxes in enumerate(own):
-        for held, box in boxes:
-            assert holds(held, process, box) or 0 in held.stored_shape
+        for number, record, box in boxes:
+            assert holds(job.held[number].shards, process, box) or 0 in record.stored_shape
     joined = join_chunks([written(plan) for plan in parts(job)])
     check_tiling(manifest(job), joined)
 
@@ -125,18 +134,15 @@ def test_every_element_is_written_once_by_who_holds_it(job: Job) -> None:
 def test_processes_decide_alike_whatever_order_boxes_come_in(job: Job, random: Random) -> None:
     again = []
     for held in job.held:
-        order = list(range(len(held.holders)))
+        shards = held.shards
+        order = list(range(len(shards.holders)))
         random.shuffle(order)
-        again.append(
-            held._replace(
-                origin=held.origin[order],
-                extent=held.extent[order],
-                holders=tuple(held.holders[i] for i in order),
-            )
-        )
+        holders = tuple(shards.holders[i] for i in order)
+        shuffled = ShardMap(shards.origin[order], shards.extent[order], holders)
+        again.append(held._replace(shards=shuffled))
     for process in range(job.processes):
-        mine = [(one.held.leaf, one.box) for one in own_boxes(job.held, process)]
-        assert mine == [(one.held.leaf, one.box) for one in own_boxes(again, process)]
+        mine = [(one.leaf, one.box) for one in own_boxes(job.held, process)]
+        assert mine == [(one.leaf, one.box) for one in own_boxes(again, process)]
 
 
 @given(st.lists(st.integers(1, 40 * MIB), min_size=1, max_size=20), st.integers(2, 9))
@@ -218,16 +224,16 @@ def test_files_are_headers_and_chunks_without_holes(job: Job, most: int) -> None
             ordered = [found.entries[i] for i in np.argsort([e.begin for e in found.entries])]
             assert len(ordered) == len(file.rows)
             for entry, row in zip(ordered, file.rows, strict=True):
-                held = job.held[plan.chunks.leaf[row]]
-                rank = len(held.stored_shape)
+                record = job.held[plan.chunks.leaf[row]].record
+                rank = len(record.stored_shape)
                 extent = tuple(plan.chunks.extent[row][:rank].tolist())
                 origin = tuple(plan.chunks.origin[row][:rank].tolist())
-                told = None if extent == held.stored_shape else origin
-                assert entry.name == names.entry(held.name, told)
+                told = None if extent == record.stored_shape else origin
+                assert entry.name == names.entry(record.name, told)
                 assert plan.chunks.file[row] == number
                 assert plan.chunks.begin[row] == len(file.header) + entry.begin
                 assert plan.chunks.end[row] - plan.chunks.begin[row] == num_bytes(
-                    dtype_of(held.dtype), extent
+                    dtype_of(record.dtype), extent
                 )
                 seen.append(row)
         assert sorted(seen) == list(range(len(plan.chunks.leaf)))
@@ -240,7 +246,7 @@ def test_wider_elements_come_first_so_that_all_are_aligned() -> None:
     )
     (plan,) = parts(Job(1, held))
     (file,) = plan.files
-    assert [held[row].dtype for row in file.rows] == ["float64", "int32", "bfloat16", "bool"]
+    assert [held[row].record.dtype for row in file.rows] == ["float64", "int32", "bfloat16", "bool"]
     assert plan.chunks.begin[1] == len(file.header)
     assert len(file.header) % 4096 == 0
 
@@ -254,12 +260,8 @@ def test_a_process_that_holds_nothing_writes_no_file() -> None:
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_the_values_of_a_process_bear_its_number(process: int) -> None:
-    from shoal.checkpoint.planning.file_layout import lay_out
-    from shoal.checkpoint.planning.who_writes import Own
-
-    none = np.zeros((0, 0), np.int64)
-    held = Held(0, "loader", "uint8", (), none, none, (), True)
-    plan = lay_out([Own(held, Box((process,), (5,)))], process, ATTEMPT, max_file_bytes=MIB)
+    write = WriteBox(0, LeafRecord("loader", "per_process", "uint8"), Box((process,), (5,)))
+    plan = lay_out([write], process, ATTEMPT, max_file_bytes=MIB)
     found = header.parse_header(plan.files[0].header, plan.files[0].num_bytes, "a file")
     assert found.entries[0].name == f"loader#p{process}"
     assert found.entries[0].shape == (5,)
@@ -268,8 +270,8 @@ def test_the_values_of_a_process_bear_its_number(process: int) -> None:
 def test_what_happens_to_be_one_object_makes_no_difference() -> None:
     everyone = tuple(range(3))
     apart = [whole(n, (2 * MIB + n % 2,), everyone, "uint8") for n in range(9)]
-    firsts = {one.stored_shape: one for one in apart}
-    shared = [firsts[one.stored_shape]._replace(leaf=one.leaf, name=one.name) for one in apart]
+    firsts = {one.record.stored_shape: one.shards for one in apart}
+    shared = [one._replace(shards=firsts[one.record.stored_shape]) for one in apart]
     for process in everyone:
-        mine = [(one.held.leaf, one.box) for one in own_boxes(apart, process)]
-        assert mine == [(one.held.leaf, one.box) for one in own_boxes(shared, process)]
+        mine = [(one.leaf, one.box) for one in own_boxes(apart, process)]
+        assert mine == [(one.leaf, one.box) for one in own_boxes(shared, process)]

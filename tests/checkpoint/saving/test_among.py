@@ -15,10 +15,10 @@ from collectives.thread_jobs import PATIENCE_S
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.planning.who_writes import own_boxes
+from shoal.checkpoint.planning.who_writes import ShardMap, own_boxes
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
+from shoal.checkpoint.saving.state import among, held_of, own_of, read_state
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -232,8 +232,8 @@ def spread_state(shape, *holders):
     origin = np.array([[rows * n, 0] for n in range(len(holders))], np.int64)
     extent = np.full((len(holders), 2), [rows, shape[1]], np.int64)
     leaves = tuple(
-        one._replace(spread=Spread(origin, extent, holders, "")) if one is leaf
-        else one._replace(spread=None)
+        one._replace(shards=ShardMap(origin, extent, holders)) if one is leaf
+        else one._replace(shards=None)
         for one in state.leaves
     )  # fmt: skip
     return state._replace(leaves=leaves)
@@ -244,12 +244,12 @@ def test_what_survivors_hold_is_written_by_them_once():
     assert lost == []
     written = [own_of(state, place, place, 3) for place in range(3)]
     boxes = [
-        (place, one.box) for place in range(3) for one in written[place] if one.held.name == "w"
+        (place, one.box) for place in range(3) for one in written[place] if one.record.name == "w"
     ]
     assert [(place, box.origin, box.extent) for place, box in boxes] == [
         (0, (8, 0), (4, 4)), (1, (4, 0), (4, 4)), (2, (0, 0), (4, 4)),
     ]  # fmt: skip
-    assert sum(one.held.name == "n" for own in written for one in own) == 1
+    assert sum(one.record.name == "n" for own in written for one in own) == 1
     assert own_boxes(held_of(state, 3), 0) == written[0]
 
 
@@ -261,5 +261,5 @@ def test_what_others_alone_hold_is_named():
 def test_arrays_without_values_can_always_be_saved():
     state, lost = among(spread_state((0, 4), (1,), (2,)), numbers=[0, 3])
     assert lost == []
-    written = [[one.held.name for one in own_of(state, place, place, 2)] for place in (0, 1)]
+    written = [[one.record.name for one in own_of(state, place, place, 2)] for place in (0, 1)]
     assert sorted(name for names in written for name in names) == ["n", "w"]

@@ -33,9 +33,9 @@ def spread(values, *spec, shape=(2, 4)):
 
 def test_the_boxes_of_an_array_and_where_they_are():
     (leaf,) = read_state(spread(np.arange(16).reshape(4, 4), "x"), 1).leaves
-    assert leaf.spread.origin.tolist() == [[0, 0], [2, 0]]
-    assert leaf.spread.extent.tolist() == [[2, 4], [2, 4]]
-    assert leaf.spread.holders == ((0,), (0,))
+    assert leaf.shards.origin.tolist() == [[0, 0], [2, 0]]
+    assert leaf.shards.extent.tolist() == [[2, 4], [2, 4]]
+    assert leaf.shards.holders == ((0,), (0,))
     assert [lies.box.origin for lies in leaf.here] == [(0, 0), (2, 0)]
     found = [words.tolist() for _, words in file_images.words_here(leaf)]
     assert found == np.arange(16).reshape(2, 2, 4).tolist()
@@ -44,10 +44,10 @@ def test_the_boxes_of_an_array_and_where_they_are():
 def test_among_several_processes_what_lies_on_one_alone_is_held_by_all():
     array = spread(np.arange(16).reshape(4, 4), "x")
     state = read_state({"a": array, "b": np.arange(2)}, 3)
-    assert [leaf.spread for leaf in state.leaves] == [None, None]
+    assert [leaf.shards for leaf in state.leaves] == [None, None]
     assert not state.is_spread
-    assert [one.holders for one in held_of(state, 3)] == [((0, 1, 2),)] * 2
-    assert [one.extent.tolist() for one in held_of(state, 3)] == [[[4, 4]], [[2]]]
+    assert [one.shards.holders for one in held_of(state, 3)] == [((0, 1, 2),)] * 2
+    assert [one.shards.extent.tolist() for one in held_of(state, 3)] == [[[4, 4]], [[2]]]
 
 
 def test_values_are_found_by_device_whatever_the_order_of_shards():
@@ -66,7 +66,7 @@ def test_keys_have_the_dims_of_their_words():
     keys = jax.random.split(jax.random.key(1), (4, 2))
     whole, split = read_state([keys, spread(keys, "x")], 1).leaves
     assert (whole.record.kind, whole.record.stored_shape) == ("key", (4, 2, 2))
-    assert split.spread.extent.tolist() == [[2, 2, 2]] * 2
+    assert split.shards.extent.tolist() == [[2, 2, 2]] * 2
     words = [words for _, words in file_images.words_here(split)]
     assert same_bits(np.concatenate(words), jax.random.key_data(keys))
 
@@ -94,7 +94,7 @@ def test_devices_in_any_order_and_uneven_meshes():
 def test_per_process_values_have_one_box_of_each():
     state = read_state({"own": PerProcess({"a": np.arange(3)}), "w": np.ones(2)}, 4)
     own = own_of(state, 2, 2, 4)
-    assert (own[0].held.name, own[0].box.origin) == ("own", (2,))
+    assert (own[0].record.name, own[0].box.origin) == ("own", (2,))
     assert state.leaves[0].record.shape == ()
 
 

@@ -160,8 +160,8 @@ class _Differences:
         values = []
         for wish in wishes.wishes:
             record, value = manifest.leaves[wish.leaf], leaves[wish.leaf]
-            if wish.leaf in read.blobs:
-                blob = read.blobs[wish.leaf].data
+            if record.kind == "per_process":
+                blob = read.leaves[wish.leaf].value.data
                 value = own_value(blob, JaxNodes(), wish.like, record.name)
             elif record.kind == "array":
                 value = _stand_in(value, record, is_placed=wish.place is not None)

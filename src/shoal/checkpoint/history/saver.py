@@ -579,8 +579,7 @@ def planned_bytes(group: Group, state: Any) -> int:
     """Estimate the memory of this process's files, rather too high than too low."""
     import jax
 
-    from shoal.checkpoint.planning import who_writes
-    from shoal.checkpoint.saving.state import among, held_of, read_state
+    from shoal.checkpoint.saving.state import among, own_of, read_state
 
     read = read_state(state, group.count, "resume")
     number = group.process
@@ -588,10 +587,9 @@ def planned_bytes(group: Group, state: Any) -> int:
         number = jax.process_index()
     if not group.is_all:  # assume that JAX numbers them alike: this is an estimate
         read, number = among(read, group.members)[0], group.place
-    own = who_writes.own_boxes(held_of(read, group.count), number)
-    data = sum(who_writes.box_bytes(one.held.dtype, one.box.extent) for one in own)
-    headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
-    return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES
+    own = own_of(read, number, group.process, group.count)
+    headers = sum(_ENTRY_BYTES + len(write.record.name) for write in own)
+    return sum(write.num_bytes for write in own) + headers + _SPARE_BYTES
 
 
 def _too_late(step: int, needed_s: float, notice: Notice) -> str:

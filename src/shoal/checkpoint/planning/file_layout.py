@@ -12,7 +12,7 @@ import numpy as np
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.records import Chunks, IntArray
 from shoal.checkpoint.format.table_files import data_metadata
-from shoal.checkpoint.planning.who_writes import Own, box_bytes
+from shoal.checkpoint.planning.who_writes import WriteBox
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of
 
@@ -43,7 +43,9 @@ class PartPlan:
         return sum(one.num_bytes for one in self.files)
 
 
-def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: int) -> PartPlan:
+def lay_out(
+    own: Sequence[WriteBox], process: int, attempt: str, *, max_file_bytes: int
+) -> PartPlan:
     """Return the files that hold the boxes of `own`, which are sorted by leaf and origin.
 
     All processes apply the same rule. It is impossible that an element is written twice, not at
@@ -53,9 +55,9 @@ def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: i
     """
     chunks = _rows(own)
     files: list[FilePlan] = []
-    storages = [_storage(one.held.dtype) for one in own]
-    sizes = [box_bytes(one.held.dtype, one.box.extent) for one in own]
-    entries = [_entry(one, process) for one in own]
+    storages = [_storage(write.record.dtype) for write in own]
+    sizes = [write.num_bytes for write in own]
+    entries = [_entry(write, process) for write in own]
     order = sorted(range(len(own)), key=lambda row: -storages[row].align)  # stable
     for rows in _files(order, sizes, entries, max_file_bytes):
         ends = np.cumsum([0, *(sizes[row] for row in rows)])
@@ -88,20 +90,17 @@ def _files(
         yield rows
 
 
-def _rows(own: Sequence[Own]) -> Chunks:
+def _rows(own: Sequence[WriteBox]) -> Chunks:
     """Return the table without file positions: origins and extents padded to the highest rank."""
-    rank = max((len(one.box.origin) for one in own), default=1) or 1
+    rank = max((len(write.box.origin) for write in own), default=1) or 1
     pad: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
         at: ((0,) * (rank - at), (1,) * (rank - at)) for at in range(rank + 1)
     }
-    origins = itertools.chain.from_iterable(
-        one.box.origin + pad[len(one.box.origin)][0] for one in own
-    )
-    extents = itertools.chain.from_iterable(
-        one.box.extent + pad[len(one.box.extent)][1] for one in own
-    )
+    boxes = [write.box for write in own]
+    origins = itertools.chain.from_iterable(b.origin + pad[len(b.origin)][0] for b in boxes)
+    extents = itertools.chain.from_iterable(b.extent + pad[len(b.extent)][1] for b in boxes)
     return Chunks(
-        np.array([one.held.leaf for one in own], np.int64),
+        np.array([write.leaf for write in own], np.int64),
         np.zeros(len(own), np.int64),
         np.zeros(len(own), np.int64),
         np.zeros(len(own), np.int64),
@@ -114,15 +113,15 @@ def _table(numbers: Iterator[int], rows: int, rank: int) -> IntArray:
     return np.fromiter(numbers, np.int64, rows * rank).reshape(rows, rank)
 
 
-def _entry(one: Own, process: int) -> str:
-    held, box = one
-    if held.is_per_process:
-        return names.entry_of_process(held.name, process)
-    return names.entry(held.name, None if box.extent == held.stored_shape else box.origin)
+def _entry(write: WriteBox, process: int) -> str:
+    record, box = write.record, write.box
+    if record.kind == "per_process":
+        return names.entry_of_process(record.name, process)
+    return names.entry(record.name, None if box.extent == record.stored_shape else box.origin)
 
 
-def _shape(one: Own) -> tuple[int, ...]:
-    return _entry_shape(one.held.dtype, one.box.extent)
+def _shape(write: WriteBox) -> tuple[int, ...]:
+    return _entry_shape(write.record.dtype, write.box.extent)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -17,23 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.format.records import IntArray
+from shoal.checkpoint.format.records import IntArray, LeafRecord
 from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
 
 SHARE_BYTES = 1 << 20  # nothing is cut into smaller pieces, approximately
-
-
-class Held(NamedTuple):
-    """One leaf with data: its distinct boxes, and the holders of each."""
-
-    leaf: int  # number in the manifest
-    name: str
-    dtype: str
-    stored_shape: tuple[int, ...]
-    origin: IntArray  # [boxes, rank]
-    extent: IntArray  # [boxes, rank]
-    holders: tuple[tuple[int, ...], ...]  # processes that hold each box, in order
-    is_per_process: bool = False  # each box is a per-process value
 
 
 class Box(NamedTuple):
@@ -43,11 +30,34 @@ class Box(NamedTuple):
     extent: tuple[int, ...]
 
 
-class Own(NamedTuple):
-    """A box that one process writes: a future chunk."""
+class ShardMap(NamedTuple):
+    """The distinct boxes of an array, and the processes that hold each."""
 
-    held: Held
+    origin: IntArray  # [boxes, rank]
+    extent: IntArray  # [boxes, rank]
+    holders: tuple[tuple[int, ...], ...]  # of each box, in order
+    digest: str = ""  # of all of the above
+
+
+class HeldLeaf(NamedTuple):
+    """A leaf that processes hold together: any but a per-process value."""
+
+    number: int  # in the manifest
+    record: LeafRecord
+    shards: ShardMap
+
+
+class WriteBox(NamedTuple):
+    """A box of a leaf that one process writes: a future chunk."""
+
+    leaf: int  # its number in the manifest
+    record: LeafRecord
     box: Box
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in a file."""
+        return box_bytes(self.record.dtype, self.box.extent)
 
 
 class _Pattern(NamedTuple):
@@ -57,31 +67,30 @@ class _Pattern(NamedTuple):
     shared: list[tuple[tuple[int, ...], list[Box]]]  # (holders, boxes that all of them hold)
 
 
-def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
+def own_boxes(held: Sequence[HeldLeaf], process: int) -> list[WriteBox]:
     """Return what `process` writes, sorted by leaf and origin.
 
     All processes apply the same rule to the same `held`. It is impossible that an element is
     written twice, not at all, or by a process that does not hold it.
     """
-    alike: dict[tuple[Any, ...], list[Held]] = {}
-    for one in held:  # by identity: comparing the holders of each leaf is slow in large jobs
-        key = one.dtype, one.stored_shape, id(one.origin), id(one.extent), id(one.holders)
-        alike.setdefault(key, []).append(one)
-    own: list[Own] = []
+    alike: dict[tuple[Any, ...], list[HeldLeaf]] = {}
+    for leaf in held:  # by identity: comparing the holders of each leaf is slow in large jobs
+        key = leaf.record.dtype, leaf.record.stored_shape, id(leaf.shards)
+        alike.setdefault(key, []).append(leaf)
+    own: list[WriteBox] = []
     loads: dict[int, int] = {}
-    classes: dict[tuple[int, ...], list[Own]] = {}
+    classes: dict[tuple[int, ...], list[WriteBox]] = {}
     patterns: dict[tuple[Any, ...], _Pattern] = {}
-    for leaves in alike.values():
-        first = leaves[0]
-        content = (*first[2:4], first.origin.tobytes(), first.extent.tobytes(), first.holders)
-        pattern = patterns.get(content) or patterns.setdefault(content, _pattern(first))
-        own += [Own(leaf, box) for leaf in leaves for box in pattern.alone.get(process, ())]
+    for (dtype, shape, _), leaves in alike.items():
+        shards = leaves[0].shards
+        content = dtype, shape, shards.origin.tobytes(), shards.extent.tobytes(), shards.holders
+        pattern = patterns.get(content) or patterns.setdefault(content, _pattern(shape, shards))
+        own += _writes(leaves, pattern.alone.get(process, ()))
         for writer, boxes in pattern.alone.items():
-            size = sum(box_bytes(first.dtype, box.extent) for box in boxes)
+            size = sum(box_bytes(dtype, box.extent) for box in boxes)
             loads[writer] = loads.get(writer, 0) + size * len(leaves)
         for holders, boxes in pattern.shared:
-            shared = classes.setdefault(holders, [])
-            shared += [Own(leaf, box) for leaf in leaves for box in boxes]
+            classes.setdefault(holders, []).extend(_writes(leaves, boxes))
     for holders in sorted(classes, key=lambda names: (len(names), names)):
         # In an order that does not depend on which objects happen to be identical here.
         shared = sorted(classes[holders], key=_place)
@@ -89,8 +98,12 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
     return sorted(own, key=_place)
 
 
-def _place(one: Own) -> tuple[int, tuple[int, ...]]:
-    return one.held.leaf, one.box.origin
+def _writes(leaves: Iterable[HeldLeaf], boxes: Sequence[Box]) -> list[WriteBox]:
+    return [WriteBox(leaf.number, leaf.record, box) for leaf in leaves for box in boxes]
+
+
+def _place(write: WriteBox) -> tuple[int, tuple[int, ...]]:
+    return write.leaf, write.box.origin
 
 
 @lru_cache(maxsize=1 << 12)
@@ -99,16 +112,16 @@ def box_bytes(dtype: str, extent: tuple[int, ...]) -> int:
     return num_bytes(dtype_of(dtype), extent)
 
 
-def _pattern(held: Held) -> _Pattern:
+def _pattern(shape: tuple[int, ...], shards: ShardMap) -> _Pattern:
     """Group the boxes by their holders, and merge those of the same holders."""
-    origins, extents = held.origin.tolist(), held.extent.tolist()
+    origins, extents = shards.origin.tolist(), shards.extent.tolist()
     boxes = [Box(tuple(o), tuple(e)) for o, e in zip(origins, extents, strict=True)]
-    if 0 in held.stored_shape:  # no elements; one entry records that the leaf exists
-        writer = min(itertools.chain.from_iterable(held.holders))
-        whole = Box((0,) * len(held.stored_shape), tuple(held.stored_shape))
+    if 0 in shape:  # no elements; one entry records that the leaf exists
+        writer = min(itertools.chain.from_iterable(shards.holders))
+        whole = Box((0,) * len(shape), shape)
         return _Pattern({writer: [whole]}, [])
     of: dict[tuple[int, ...], list[Box]] = {}
-    for holders, box in zip(held.holders, boxes, strict=True):
+    for holders, box in zip(shards.holders, boxes, strict=True):
         if 0 not in box.extent:
             of.setdefault(holders, []).append(box)
     merged = {holders: merge(boxes) for holders, boxes in of.items()}
@@ -152,26 +165,27 @@ class _Distribution:
         self._next = 0  # the current recipient, in that order; later ones have received nothing yet
         self._level = 0.0
 
-    def share_of(self, boxes: Sequence[Own], process: int) -> list[Own]:
+    def share_of(self, shared: Sequence[WriteBox], process: int) -> list[WriteBox]:
         """Return what `process` receives."""
-        sizes = [box_bytes(one.held.dtype, one.box.extent) for one in boxes]
+        sizes = [write.num_bytes for write in shared]
         left = sum(sizes)
         self._raise_level(left)
-        own: list[Own] = []
-        for one, size in zip(boxes, sizes, strict=True):
-            box: Box | None = one.box
+        own: list[WriteBox] = []
+        for write, size in zip(shared, sizes, strict=True):
+            dtype = write.record.dtype
+            box: Box | None = write.box
             while box is not None:
                 writer = self._order[self._next]
                 room = self._level - self._loads.get(writer, 0)
-                first, box = self._take(box, size, one.held.dtype, room)
-                given = 0 if first is None else box_bytes(one.held.dtype, first.extent)
-                left -= given
+                first, box = self._take(box, size, dtype, room)
                 if first is not None:
+                    given = box_bytes(dtype, first.extent)
+                    left -= given
                     self._loads[writer] = self._loads.get(writer, 0) + given
                     if writer == process:
-                        own.append(Own(one.held, first))
+                        own.append(write._replace(box=first))
                 if box is not None:
-                    size = box_bytes(one.held.dtype, box.extent)
+                    size = box_bytes(dtype, box.extent)
                     self._next += 1
                     self._raise_level(left)
         return own

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.checkpoint.planning.who_writes import Own, box_bytes
+from shoal.checkpoint.planning.who_writes import WriteBox
 from shoal.checkpoint.saving.request import Request, state_lines
 from shoal.checkpoint.saving.save_members import SaveAttempt, SaveMembers
 from shoal.checkpoint.saving.state import State, among, own_of
@@ -24,7 +24,7 @@ from shoal.runtime.system.failure_words import listed
 
 def agree_on(
     members: SaveMembers, state: State, *, own_lane: bool = False
-) -> tuple[SaveAttempt, list[Own]]:
+) -> tuple[SaveAttempt, list[WriteBox]]:
     """Check with all processes that the save is possible.
 
     Args:
@@ -44,7 +44,7 @@ def agree_on(
     if members.is_lead:
         answer["attempt"] = new_attempt()
     numbers = _numbers(members, state)
-    own: list[Own] = []
+    own: list[WriteBox] = []
     problem: Exception | None = None
     try:
         number, own = _share(members, state, numbers)
@@ -83,7 +83,7 @@ def _numbers(members: SaveMembers, state: State) -> list[int] | None:
 
 def _share(
     members: SaveMembers, state: State, numbers: Sequence[int] | None
-) -> tuple[int, list[Own]]:
+) -> tuple[int, list[WriteBox]]:
     """Choose the boxes that this process writes; return its number as a holder, and the boxes.
 
     Raises:
@@ -125,10 +125,10 @@ _ENTRY_BYTES = 100  # of a header, without the name
 _SPARE = 1.05  # headers, indexes, and other concurrent writes
 
 
-def bytes_needed(own: Sequence[Own]) -> int:
+def bytes_needed(own: Sequence[WriteBox]) -> int:
     """Estimate the size of the files that hold these boxes."""
-    data_bytes = sum(box_bytes(one.held.dtype, one.box.extent) for one in own)
-    return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
+    data_bytes = sum(write.num_bytes for write in own)
+    return data_bytes + sum(_ENTRY_BYTES + len(write.record.name) for write in own) + PAGE_BYTES
 
 
 def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from shoal.arrays.host.host_values import is_key, native
 from shoal.checkpoint.blocks.image import FileImage, Piece
 from shoal.checkpoint.format.records import data_name
 from shoal.checkpoint.planning.file_layout import PartPlan
-from shoal.checkpoint.planning.who_writes import Box, Own, box_bytes
+from shoal.checkpoint.planning.who_writes import Box, WriteBox
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
 from shoal.collectives.leaves import words_of
 
 
 def images_of(
-    state: State, own: Sequence[Own], plan: PartPlan, attempt: str, num_processes: int
+    state: State, own: Sequence[WriteBox], plan: PartPlan, attempt: str, num_processes: int
 ) -> list[FileImage]:
     """Return the data files of this process; values on devices are transferred lazily.
 
@@ -38,17 +38,17 @@ def images_of(
     return images
 
 
-def start_copies(state: State, own: Sequence[Own]) -> None:
+def start_copies(state: State, own: Sequence[WriteBox]) -> None:
     """Start transfers from accelerators to the host, the largest first."""
     copies: list[tuple[int, Any]] = []
     seen: set[tuple[int, int]] = set()
-    for one in own:
-        leaf = state.leaves[one.held.leaf]
+    for write in own:
+        leaf = state.leaves[write.leaf]
         if not leaf.here or leaf.here[0].device.platform == "cpu" or leaf.record.kind == "key":
             continue
         for place, (held, data) in enumerate(zip(leaf.here, _data(leaf), strict=True)):
-            if (one.held.leaf, place) not in seen and _overlap(held.box, one.box):
-                seen.add((one.held.leaf, place))
+            if (write.leaf, place) not in seen and _overlap(held.box, write.box):
+                seen.add((write.leaf, place))
                 copies.append((data.nbytes, data))
     for _, data in sorted(copies, key=lambda pair: -pair[0]):
         data.copy_to_host_async()
@@ -82,13 +82,12 @@ class _Cutting:
         self._state = state
         self._fits: dict[tuple[int, Box], list[_Fit]] = {}
 
-    def pieces(self, one: Own, begin: int) -> Iterator[Piece]:
+    def pieces(self, write: WriteBox, begin: int) -> Iterator[Piece]:
         """Yield the pieces of one chunk: its intersection with each box on this host."""
-        leaf, box = self._state.leaves[one.held.leaf], one.box
-        how, dtype = _how(one.held.dtype)
-        if one.held.is_per_process:
-            blob = self._state.blobs[one.held.leaf]
-            yield Piece(begin, box.extent, dtype, how, _all(box), lambda: blob)
+        leaf, box = self._state.leaves[write.leaf], write.box
+        how, dtype = _how(write.record.dtype)
+        if write.record.kind == "per_process":  # its box has the process as origin
+            yield Piece(begin, box.extent, dtype, how, _all(box), lambda: leaf.value)
         elif not leaf.here:
             whole = native(np.asarray(leaf.value))
             # Never a scalar: a text scalar is shorter than its slot in the array.
@@ -98,7 +97,7 @@ class _Cutting:
         else:
             fits = self._fitting(leaf, box)
             data = _data(leaf)
-            if len(fits) > 1 and box_bytes(one.held.dtype, box.extent) <= _SMALL_BYTES:
+            if len(fits) > 1 and write.num_bytes <= _SMALL_BYTES:
                 small = _joined(box, dtype, fits, data)
                 yield Piece(begin, box.extent, dtype, how, _all(box), lambda: small)
                 return

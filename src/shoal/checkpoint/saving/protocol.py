@@ -33,7 +33,7 @@ from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.format.json_files import decode_commit, encode_commit
 from shoal.checkpoint.format.records import Commit, FileRecord, Manifest, Part, data_name
 from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
-from shoal.checkpoint.planning.who_writes import Own
+from shoal.checkpoint.planning.who_writes import WriteBox
 from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.file_images import images_of, start_copies
 from shoal.checkpoint.saving.request import manifest_of
@@ -58,7 +58,7 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(
-    attempt: SaveAttempt, state: State, own: Sequence[Own], arena: Arena | None
+    attempt: SaveAttempt, state: State, own: Sequence[WriteBox], arena: Arena | None
 ) -> Future[Snapshot]:
     """Copy the values, or without an arena, keep them to be read during the write.
 
@@ -72,7 +72,9 @@ def snapshot(
     return taken
 
 
-def _take(attempt: SaveAttempt, state: State, own: Sequence[Own], arena: Arena | None) -> Snapshot:
+def _take(
+    attempt: SaveAttempt, state: State, own: Sequence[WriteBox], arena: Arena | None
+) -> Snapshot:
     members, group = attempt.members, attempt.members.group
     fault_points.reach("save.snapshot", members.process)
     plan = lay_out(own, group.place, attempt.id, max_file_bytes=MAX_FILE_BYTES)

@@ -150,8 +150,8 @@ def _line(leaf: StateLeaf) -> str:
     what = f"key<{record.impl}>" if record.impl else record.dtype
     shape = f"[{','.join(map(str, record.shape))}]"
     line = SpecLine(path=record.name, kind=record.kind, dtype=what, shape=shape)
-    if leaf.spread is not None:
-        return line._replace(layout=f"{record.layout} ({leaf.spread.digest})").packed
+    if leaf.shards is not None:
+        return line._replace(layout=f"{record.layout} ({leaf.shards.digest})").packed
     return line._replace(value=_value(leaf), digest=_digest(leaf)).packed
 
 

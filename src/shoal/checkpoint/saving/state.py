@@ -18,8 +18,8 @@ import numpy as np
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
 from shoal.arrays.host.host_values import is_key, without_values
 from shoal.checkpoint.format.blobs import encode_tree
-from shoal.checkpoint.format.records import IntArray, LeafRecord, in_memory
-from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
+from shoal.checkpoint.format.records import LeafRecord, in_memory
+from shoal.checkpoint.planning.who_writes import Box, HeldLeaf, ShardMap, WriteBox, own_boxes
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
@@ -29,15 +29,6 @@ from shoal.errors import UsageError, WrongType, raise_all
 from shoal.hashing import quick_digest
 
 Array = np.ndarray[Any, Any]
-
-
-class Spread(NamedTuple):
-    """How an array is distributed over devices: its distinct boxes and their holders."""
-
-    origin: IntArray  # [boxes, rank]
-    extent: IntArray  # [boxes, rank]
-    holders: tuple[tuple[int, ...], ...]  # JAX's process numbers
-    digest: str  # of all of the above
 
 
 class LocalBox(NamedTuple):
@@ -52,8 +43,9 @@ class StateLeaf(NamedTuple):
     """One leaf."""
 
     record: LeafRecord
-    value: Any  # a NumPy or JAX array; None if the record contains the value
-    spread: Spread | None  # None: every process holds all of it
+    # A NumPy or JAX array; of a per-process value, its bytes. None: the record contains the value.
+    value: Any
+    shards: ShardMap | None  # by JAX's process numbers; None: every process holds all of it
     here: tuple[LocalBox, ...]  # of a JAX array
 
 
@@ -62,7 +54,6 @@ class State(NamedTuple):
 
     structure: nodes.Structure
     leaves: tuple[StateLeaf, ...]
-    blobs: Mapping[int, Array]  # per-process values, by leaf number
 
     @property
     def mesh(self) -> str:
@@ -76,7 +67,7 @@ class State(NamedTuple):
     @property
     def is_spread(self) -> bool:
         """Do holders go by JAX's process numbers?"""
-        return any(leaf.spread is not None for leaf in self.leaves)
+        return any(leaf.shards is not None for leaf in self.leaves)
 
 
 def read_state(value: Any, num_processes: int, operation: str = "save") -> State:
@@ -92,11 +83,11 @@ def read_state(value: Any, num_processes: int, operation: str = "save") -> State
     for path, leaf in found:
         name = names.name_of(path)
         try:
-            leaves.append(reading.leaf(name, leaf, len(leaves)))
+            leaves.append(reading.leaf(name, leaf))
         except UsageError as error:
             problems += [type(one)(f"{name}: {one}") for one in error.problems]
     raise_all(operation, problems)
-    return State(structure, tuple(leaves), reading.blobs)
+    return State(structure, tuple(leaves))
 
 
 def refuse_device_axis(state: State, operation: str) -> None:
@@ -131,46 +122,34 @@ def _has_device_axis(value: jax.Array) -> bool:
     return is_split and value.is_fully_addressable and value.shape[0] == mesh.size
 
 
-def held_of(state: State, num_processes: int) -> list[Held]:
+def held_of(state: State, num_processes: int) -> list[HeldLeaf]:
     """Return the holders of all leaves with data, except per-process values."""
-    everyone = tuple(range(num_processes))
     held = []
     for number, leaf in enumerate(state.leaves):
-        record = leaf.record
+        record, shards = leaf.record, leaf.shards
         if not record.dtype or record.kind == "per_process":
             continue
-        spread = leaf.spread
-        if spread is None:
-            spread = _everywhere(record.stored_shape)
-        holders = spread.holders if leaf.spread is not None else (everyone,)
-        held.append(
-            Held(
-                number,
-                record.name,
-                record.dtype,
-                record.stored_shape,
-                spread.origin,
-                spread.extent,
-                holders,
-            )
-        )
+        if shards is None:
+            shards = _everywhere(record.stored_shape, num_processes)
+        held.append(HeldLeaf(number, record, shards))
     return held
 
 
-def own_of(state: State, number: int, process: int, num_processes: int) -> list[Own]:
+def own_of(state: State, number: int, process: int, num_processes: int) -> list[WriteBox]:
     """Return the boxes that one process writes, sorted by leaf and origin.
 
     Args:
       number: this process's number as a holder; `process`: in the job.
     """
     own = own_boxes(held_of(state, num_processes), number)
-    if not state.blobs:
+    values = [
+        WriteBox(index, leaf.record, Box((process,), (leaf.value.size,)))
+        for index, leaf in enumerate(state.leaves)
+        if leaf.record.kind == "per_process"
+    ]
+    if not values:
         return own
-    for leaf, blob in state.blobs.items():
-        name = state.leaves[leaf].record.name
-        held = Held(leaf, name, "uint8", (), _NO_BOXES, _NO_BOXES, (), True)
-        own.append(Own(held, Box((process,), (blob.size,))))
-    return sorted(own, key=lambda one: (one.held.leaf, one.box.origin))
+    return sorted([*own, *values], key=lambda write: (write.leaf, write.box.origin))
 
 
 def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
@@ -182,34 +161,31 @@ def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
       numbers: the group's JAX process numbers, in order.
     """
     places = {number: place for place, number in enumerate(numbers)}
-    known: dict[int, tuple[Spread, int]] = {}  # leaves of one layout share one object
+    known: dict[int, tuple[ShardMap, int]] = {}  # leaves of one layout share one object
     leaves, lost = [], []
     for leaf in state.leaves:
-        if leaf.spread is not None:
-            if id(leaf.spread) not in known:
-                known[id(leaf.spread)] = _among(leaf.spread, places)
-            spread, missing = known[id(leaf.spread)]
+        if leaf.shards is not None:
+            if id(leaf.shards) not in known:
+                known[id(leaf.shards)] = _among(leaf.shards, places)
+            shards, missing = known[id(leaf.shards)]
             if missing:
                 name, total = leaf.record.name, math.prod(leaf.record.stored_shape)
                 lost.append(
                     f"{name}: {missing} of its {total} values are held only by other processes"
                 )
-            leaf = leaf._replace(spread=spread)
+            leaf = leaf._replace(shards=shards)
         leaves.append(leaf)
     return state._replace(leaves=tuple(leaves)), lost
 
 
-def _among(spread: Spread, places: Mapping[int, int]) -> tuple[Spread, int]:
-    """Return an array's distribution in a group, and how many of its values the group lacks."""
+def _among(shards: ShardMap, places: Mapping[int, int]) -> tuple[ShardMap, int]:
+    """Return an array's holders in a group, and how many of its values the group lacks."""
     holders, missing = [], 0
-    for who, extent in zip(spread.holders, spread.extent.tolist(), strict=True):
+    for who, extent in zip(shards.holders, shards.extent.tolist(), strict=True):
         here = tuple(sorted(places[number] for number in who if number in places))
         missing += 0 if here else math.prod(extent)
         holders.append(here or (0,))  # without elements, any process may be the holder
-    return spread._replace(holders=tuple(holders)), missing
-
-
-_NO_BOXES = np.zeros((0, 0), np.int64)
+    return shards._replace(holders=tuple(holders)), missing
 
 
 class _StateReading:
@@ -218,9 +194,8 @@ class _StateReading:
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
         self._here: dict[tuple[Any, tuple[int, ...]], tuple[LocalBox, ...]] = {}
-        self.blobs: dict[int, Array] = {}
 
-    def leaf(self, name: str, value: Any, number: int) -> StateLeaf:
+    def leaf(self, name: str, value: Any) -> StateLeaf:
         if isinstance(value, jax.Array):
             return self._of_jax(name, value)
         if type(value) is np.ndarray:
@@ -228,8 +203,8 @@ class _StateReading:
             return StateLeaf(record, value, None, ())
         if isinstance(value, PerProcess):
             blob = encode_tree(value.value, JaxNodes(), words_of=_own_words)
-            self.blobs[number] = np.frombuffer(blob, np.uint8)
-            return StateLeaf(LeafRecord(name, "per_process", "uint8"), None, None, ())
+            record = LeafRecord(name, "per_process", "uint8")
+            return StateLeaf(record, np.frombuffer(blob, np.uint8), None, ())
         kind = plain_values.kind_of(value)
         if kind is None:
             return _of_numpy(name, value)
@@ -258,12 +233,12 @@ class _StateReading:
             or not value.is_fully_addressable
             or (isinstance(sharding, jax.sharding.NamedSharding) and jax.process_count() > 1)
         )
-        spread = _spread(sharding, shape, words) if is_spread else None
+        shards = _shard_map(sharding, shape, words) if is_spread else None
         key = (sharding, shape + words)
         here = self._here.get(key)
         if here is None:
             here = self._here[key] = _local_boxes(value, words)
-        return StateLeaf(record, value, spread, here)
+        return StateLeaf(record, value, shards, here)
 
 
 def _of_numpy(name: str, value: Any) -> StateLeaf:
@@ -313,14 +288,15 @@ def _layout_text(sharding: Any, rank: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _everywhere(shape: tuple[int, ...]) -> Spread:
+def _everywhere(shape: tuple[int, ...], num_processes: int) -> ShardMap:
     origin = np.zeros((1, len(shape)), np.int64)
-    return Spread(origin, np.array([shape], np.int64).reshape(1, len(shape)), (), "")
+    extent = np.array([shape], np.int64).reshape(1, len(shape))
+    return ShardMap(origin, extent, (tuple(range(num_processes)),))
 
 
 @lru_cache(maxsize=4096)
-def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Spread:
-    """Return the distribution of an array over all processes."""
+def _shard_map(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> ShardMap:
+    """Return the boxes of an array and their holders, by JAX's process numbers."""
     holders: dict[Box, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(_box(index, shape + words), set()).add(device.process_index)
@@ -329,7 +305,7 @@ def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Sp
     origin = np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), rank)
     extent = np.array([box.extent for box in boxes], np.int64).reshape(len(boxes), rank)
     who = tuple(tuple(sorted(holders[box])) for box in boxes)
-    return Spread(origin, extent, who, quick_digest(repr((boxes, who)).encode()).hex())
+    return ShardMap(origin, extent, who, quick_digest(repr((boxes, who)).encode()).hex())
 
 
 def _local_boxes(value: jax.Array, words: tuple[int, ...]) -> tuple[LocalBox, ...]:
