@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 import numpy as np
@@ -63,7 +62,7 @@ def test_a_file_system_that_cannot_say_how_full_it_is(tmp_path, monkeypatch, num
 
 def test_of_several_processes_those_that_know_count(tmp_path):
     def said(*free):
-        return {n: json.dumps({"bytes": 1000, "free": one}).encode() for n, one in enumerate(free)}
+        return {n: {"bytes": 1000, "free": one} for n, one in enumerate(free)}
 
     folder = LocalFolder(tmp_path)
     agreeing.check_space(folder, said(None, None))

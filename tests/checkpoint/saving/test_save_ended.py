@@ -403,7 +403,7 @@ def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
 def test_the_numbers_of_jax_may_come_in_any_order_but_must_be_those_of_the_job(path):
     """Who holds what is said by JAX's numbers of processes."""
     operation = f"save({str(path)!r})"
-    check_numbers(operation, {0: b'{"number": 2}', 1: b"{}", 2: b'{"number": 0}'})
-    for wrong in (b'{"number": 1}', b'{"number": 3}'):
+    check_numbers(operation, {0: {"number": 2}, 1: {}, 2: {"number": 0}})
+    for wrong in ({"number": 1}, {"number": 3}):
         with pytest.raises(UsageError, match="the numbers"):
-            check_numbers(operation, {0: wrong, 1: b"{}", 2: b"{}"})
+            check_numbers(operation, {0: wrong, 1: {}, 2: {}})

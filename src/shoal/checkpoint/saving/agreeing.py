@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -12,60 +12,71 @@ from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.planning.who_writes import WriteBox
 from shoal.checkpoint.saving.request import Request, state_lines
 from shoal.checkpoint.saving.save_members import SaveAttempt, SaveMembers
-from shoal.checkpoint.saving.state import State, among, own_of
+from shoal.checkpoint.saving.state import State, among, own_of, read_state, refuse_device_axis
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store, taken
 from shoal.checkpoint.store.step_names import new_attempt
-from shoal.checkpoint.together.lead import encode_error
-from shoal.errors import CheckpointError, StorageFullError, UsageError, raise_all
+from shoal.errors import StorageFullError, UsageError, raise_all
+from shoal.runtime.client.group import group_in
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.failure_words import listed
 
 
 def agree_on(
-    members: SaveMembers, state: State, *, own_lane: bool = False
-) -> tuple[SaveAttempt, list[WriteBox]]:
+    coordinator: Coordinator,
+    request: Request,
+    tree: Any,
+    processes: Iterable[int] | None,
+    *,
+    own_lane: bool = False,
+) -> tuple[SaveAttempt, State, list[WriteBox]]:
     """Check with all processes that the save is possible.
 
     Args:
       own_lane: whether a thread of its own completes the save, which needs a lane of its own.
 
     Returns:
-      The attempt, and the boxes that this process writes.
+      The attempt, the state, and the boxes of it that this process writes.
 
     Raises:
       DivergenceError: the processes do not save the same state.
       SaveAbortedError: a process was lost, failed or late.
       StepAlreadyCommittedError, StorageError, …: on all, if raised on any.
+      UsageError: on this process: leaves cannot be saved, or `processes` is wrong.
     """
-    process, group, store = members.process, members.group, members.request.store
-    fault_points.reach("save.preflight", process)
-    answer: dict[str, Any] = {"path": store.path}
-    if members.is_lead:
-        answer["attempt"] = new_attempt()
+    state = read_state(tree, coordinator.num_processes, request.operation)
+    group = group_in(coordinator, request.operation, processes)
+    if group.count > 1:
+        refuse_device_axis(state, request.operation)
+    members = SaveMembers(coordinator, request, group)
+    fault_points.reach("save.preflight", members.process)
     numbers = _numbers(members, state)
-    own: list[WriteBox] = []
-    problem: Exception | None = None
-    try:
+    with members.agreement(state_lines(state, request.options.lines, group.count)) as exchange:
         number, own = _share(members, state, numbers)
-        answer |= {"bytes": bytes_needed(own)}
-        answer |= {"number": number} if number != process else {}
-        answer |= check_store(members.request, is_lead=members.is_lead)
-        members.request.check(state)
-    except (CheckpointError, UsageError) as error:
-        problem = error
-    lines = state_lines(state, members.request.options.lines, group.count)
-    payload = json.dumps(answer).encode() if problem is None else encode_error(problem)
-    answers = members.agree(lines, payload)
-    members.raise_failure("agree", answers, problem)
+        answer: dict[str, Any] = {"path": request.store.path, "bytes": bytes_needed(own)}
+        if members.is_lead:
+            answer["attempt"] = new_attempt()
+        if number != members.process:
+            answer["number"] = number
+        answer |= check_store(request, is_lead=members.is_lead)
+        request.check(state)
+        exchange.payload = json.dumps(answer).encode()
+    answers = {process: json.loads(text) for process, text in exchange.answers.items()}
     if group.is_all:
-        check_numbers(members.request.operation, answers)
-    paths = {who: json.loads(text)["path"] for who, text in answers.items()}
-    check_space(store, answers)
-    leads = json.loads(answers[group.lead])
-    attempt, replaces = leads["attempt"], leads["replaces"]
-    lane = f"save {attempt}" if own_lane else members.lane
-    return SaveAttempt(members, attempt, replaces, paths, lane), own
+        check_numbers(request.operation, answers)
+    check_space(request.store, answers)
+    lane, leads = request.lane, answers[group.lead]
+    if own_lane:
+        lane = f"save {leads['attempt']}"
+    attempt = SaveAttempt(
+        members,
+        id=leads["attempt"],
+        replaces=leads["replaces"],
+        paths={process: answer["path"] for process, answer in answers.items()},
+        lane=lane,
+    )
+    return attempt, state, own
 
 
 def _numbers(members: SaveMembers, state: State) -> list[int] | None:
@@ -101,19 +112,20 @@ def _share(
     return process, own_of(held, group.place, group.place, group.count)
 
 
-def check_numbers(operation: str, answers: Mapping[int, bytes]) -> None:
-    """Check that JAX's process numbers are those of the job, in any order."""
-    found = [
-        json.loads(text)["number"] if b'"number"' in text else process
-        for process, text in answers.items()
-    ]
-    if sorted(found) != list(range(len(answers))):
-        _refuse_numbers(operation, found)
+def check_numbers(operation: str, answers: Mapping[int, Mapping[str, Any]]) -> None:
+    """Check that JAX's process numbers are those of the job, in any order.
+
+    Args:
+      answers: of each process: its "number", if that is another one in JAX.
+    """
+    numbers = [answer.get("number", process) for process, answer in answers.items()]
+    if sorted(numbers) != list(range(len(answers))):
+        _refuse_numbers(operation, numbers)
 
 
-def _refuse_numbers(operation: str, found: Sequence[int]) -> NoReturn:
+def _refuse_numbers(operation: str, numbers: Sequence[int]) -> NoReturn:
     raise UsageError(
-        f"{operation}: the processes of this job have the numbers {list(found)} in "
+        f"{operation}: the processes of this job have the numbers {list(numbers)} in "
         "JAX, so JAX's job is not the same as shoal's; initialize both together"
     )
 
@@ -156,18 +168,17 @@ def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:
     return {"free": free_bytes if is_lead else None, "replaces": replaces}
 
 
-def check_space(store: Store, answers: Mapping[int, bytes]) -> None:
+def check_space(store: Store, answers: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise on all processes if their files together do not fit.
 
     Args:
-      answers: JSON of each process: its "bytes" to write, and the bytes "free", null if unknown.
+      answers: of each process: its "bytes" to write, and the bytes "free", None if unknown.
 
     Raises:
       StorageFullError: says how much is needed, and how much is free.
     """
-    answer: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
-    needed = int(_SPARE * sum(answer[text]["bytes"] for text in answers.values()))
-    known = [one["free"] for one in answer.values() if one["free"] is not None]
+    needed = int(_SPARE * sum(answer["bytes"] for answer in answers.values()))
+    known = [answer["free"] for answer in answers.values() if answer["free"] is not None]
     if known and needed > (free := min(known)):
         raise StorageFullError(
             f"{store.path}: the save needs {needed} bytes, but only {free} are free\n"

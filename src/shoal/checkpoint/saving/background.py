@@ -14,10 +14,7 @@ from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request
-from shoal.checkpoint.saving.save_members import SaveMembers
-from shoal.checkpoint.saving.state import read_state, refuse_device_axis
 from shoal.errors import DeadlineError, UsageError
-from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.startup.membership import SAVES
 from shoal.runtime.system.interrupts import interrupts_delivered
@@ -123,11 +120,8 @@ def start_save(
     Raises:
       What `save` raises before anything is written.
     """
-    state = read_state(tree, coordinator.num_processes, request.operation)
-    group = group_in(coordinator, request.operation, processes)
-    if group.count > 1:
-        refuse_device_axis(state, request.operation)
-    attempt, own = agree_on(SaveMembers(coordinator, request, group), state, own_lane=True)
+    attempt, state, own = agree_on(coordinator, request, tree, processes, own_lane=True)
+    group = attempt.members.group
     with coordinator.call("save", attempt.lane, group.named):  # if left, no thread follows
         taken = snapshot(attempt, state, own, arena)
 

@@ -71,6 +71,7 @@ class Request(NamedTuple):
     site: str
     waits: Waits
     lease_s: float  # after which other processes may end this save as stale
+    lane: str = "main"  # in which all processes agree
     replaces: str = ""  # the committed attempt that this save replaces, if any
     check: Callable[[State], None] = lambda _: None  # refuses a state, on all processes
 

@@ -14,12 +14,9 @@ from shoal.checkpoint.format.json_files import metrics_json
 from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request, SaveOptions, Waits
-from shoal.checkpoint.saving.save_members import SaveMembers
-from shoal.checkpoint.saving.state import read_state, refuse_device_axis
 from shoal.checkpoint.store.step_names import step_at
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
@@ -105,7 +102,7 @@ def save(
             path, step=step, user=user, metrics=metrics, overwrite=overwrite, name=name,
             timeout_s=timeout_s, lane=lane,
         )  # fmt: skip
-        write_tree(coordinator, request, tree, processes, lane=lane)
+        write_tree(coordinator, request, tree, processes)
     note_kept(coordinator, str(path), number)
 
 
@@ -117,18 +114,13 @@ def write_tree(
     processes: Iterable[int] | None = None,
     *,
     arena: Arena | None = None,
-    lane: str = "main",
 ) -> None:
     """Save a tree as requested.
 
     Args:
       arena: memory to copy the values to first.
     """
-    state = read_state(tree, coordinator.num_processes, request.operation)
-    group = group_in(coordinator, request.operation, processes)
-    if group.count > 1:
-        refuse_device_axis(state, request.operation)
-    attempt, own = agree_on(SaveMembers(coordinator, request, group, lane), state)
+    attempt, state, own = agree_on(coordinator, request, tree, processes)
     complete(attempt, snapshot(attempt, state, own, arena))
 
 
@@ -141,7 +133,7 @@ def request_of(
     overwrite: bool = False,
     name: str | None = None,
     timeout_s: float | None = None,
-    lane: object = "main",
+    lane: str = "main",
 ) -> Request:
     """Check the arguments of a save.
 
@@ -171,6 +163,7 @@ def request_of(
         site=callsite(),
         waits=waits,
         lease_s=store.pace.lease_s,
+        lane=lane,
     )
 
 

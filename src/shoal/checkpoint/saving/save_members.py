@@ -27,6 +27,7 @@ from shoal.errors import (
     SaveAbortedError,
     ShoalError,
     StorageError,
+    UsageError,
 )
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
@@ -38,6 +39,13 @@ from shoal.runtime.system.failure_words import listed, peers_named
 _SHOWN_HOSTS = 8
 
 
+class Exchange:
+    """What this process sends at the end of a phase, and then what all of them sent."""
+
+    payload: bytes = b""
+    answers: Mapping[int, bytes]
+
+
 @dataclass(frozen=True)
 class SaveMembers:
     """The processes of one save, as seen by one of them."""
@@ -45,7 +53,6 @@ class SaveMembers:
     coordinator: Coordinator
     request: Request
     group: Group
-    lane: str = "main"  # in which they agree
 
     @property
     def process(self) -> int:
@@ -73,10 +80,27 @@ class SaveMembers:
                 payload,
                 timeout_s=request.waits.left_s,
                 group=self.group.named,
-                lane=self.lane,
+                lane=request.lane,
             )
         except (ProcessLostError, PeerFailedError, DeadlineError) as error:
             raise self.aborted("agree", error) from error
+
+    @contextlib.contextmanager
+    def agreement(self, lines: tuple[str, ...]) -> Iterator[Exchange]:
+        """Run the block on each process, then `agree`; if it raised on one, raise on all.
+
+        Raises:
+          The error of the lowest failed process, and what `agree` raises.
+        """
+        exchange = Exchange()
+        problem: Exception | None = None
+        try:
+            yield exchange
+        except (CheckpointError, UsageError) as error:  # any other ends the call on the others
+            problem = error
+        payload = exchange.payload if problem is None else encode_error(problem)
+        exchange.answers = self.agree(lines, payload)
+        self.raise_failure("agree", exchange.answers, problem)
 
     def raise_failure(
         self, phase: str, answers: Mapping[int, bytes], problem: Exception | None
@@ -145,13 +169,6 @@ class MeetingFailed(Exception):
         super().__init__(str(cause))
         self.phase = phase
         self.cause = cause
-
-
-class Exchange:
-    """What this process sends at the end of a phase, and then what all of them sent."""
-
-    payload: bytes = b""
-    answers: Mapping[int, bytes]
 
 
 @dataclass(frozen=True)
