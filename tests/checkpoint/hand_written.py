@@ -19,7 +19,6 @@ from shoal.checkpoint.format.records import (
     LeafRecord,
     Manifest,
     Part,
-    data_name,
 )
 from shoal.checkpoint.planning.file_layout import lay_out
 from shoal.checkpoint.planning.who_writes import Box, WriteBox
@@ -110,14 +109,14 @@ def _write_part(
     share: Sequence[tuple[WriteBox, bytes]], max_file_bytes: int,
 ) -> None:  # fmt: skip
     plan = lay_out(
-        [own for own, _ in share], process, manifest.attempt, max_file_bytes=max_file_bytes
-    )
+        [own for own, _ in share], manifest.attempt,
+        process=process, num_processes=manifest.num_processes, max_file_bytes=max_file_bytes,
+    )  # fmt: skip
     files, hashes = [], []
-    for number, file in enumerate(plan.files):
+    for file in plan.files:
         content = file.header + b"".join(share[row][1] for row in file.rows)
-        name = data_name(manifest.attempt, process, manifest.num_processes, number)
-        folder.write_new(name, content)
-        files.append(FileRecord(name, len(content), process))
+        folder.write_new(file.name, content)
+        files.append(FileRecord(file.name, len(content), process))
         hashes += [
             xxhash.xxh3_64_intdigest(content[at : at + BLOCK_BYTES])
             for at in range(0, len(content), BLOCK_BYTES)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.records import FileRecord, LeafRecord, Manifest, Part, data_name
+from shoal.checkpoint.format.records import FileRecord, LeafRecord, Manifest, Part
 from shoal.checkpoint.format.tiling import check_tiling, join_chunks
 from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
 from shoal.checkpoint.planning.who_writes import (
@@ -83,19 +83,24 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(processes, tuple(draw(leaves(number, processes)) for number in range(count)))
 
 
+def planned(
+    own: list[WriteBox], process: int, processes: int, max_file_bytes: int = MIB
+) -> PartPlan:
+    return lay_out(
+        own, ATTEMPT, process=process, num_processes=processes, max_file_bytes=max_file_bytes
+    )
+
+
 def parts(job: Job, max_file_bytes: int = 1 << 40) -> list[PartPlan]:
     return [
-        lay_out(own_boxes(job.held, process), process, ATTEMPT, max_file_bytes=max_file_bytes)
+        planned(own_boxes(job.held, process), process, job.processes, max_file_bytes)
         for process in range(job.processes)
     ]
 
 
-def written(plan: PartPlan) -> Part:
-    files = tuple(
-        FileRecord(data_name(ATTEMPT, plan.process, 9, number), file.num_bytes, plan.process)
-        for number, file in enumerate(plan.files)
-    )
-    return Part(ATTEMPT, plan.process, files, plan.chunks, np.zeros(0, np.uint64))
+def written(process: int, plan: PartPlan) -> Part:
+    files = tuple(FileRecord(file.name, file.num_bytes, process) for file in plan.files)
+    return Part(ATTEMPT, process, files, plan.chunks, np.zeros(0, np.uint64))
 
 
 def manifest(job: Job) -> Manifest:
@@ -126,7 +131,7 @@ def test_every_element_is_written_once_by_who_holds_it(job: Job) -> None:
     for process, boxes in enumerate(own):
         for number, record, box in boxes:
             assert holds(job.held[number].shards, process, box) or 0 in record.stored_shape
-    joined = join_chunks([written(plan) for plan in parts(job)])
+    joined = join_chunks([written(process, plan) for process, plan in enumerate(parts(job))])
     check_tiling(manifest(job), joined)
 
 
@@ -252,16 +257,15 @@ def test_wider_elements_come_first_so_that_all_are_aligned() -> None:
 
 
 def test_a_process_that_holds_nothing_writes_no_file() -> None:
-    plan = lay_out(own_boxes([whole(0, (3,), (0,))], 1), 1, ATTEMPT, max_file_bytes=MIB)
+    plan = planned(own_boxes([whole(0, (3,), (0,))], 1), 1, 2)
     assert plan.files == ()
     assert plan.chunks.origin.shape == (0, 1)
-    assert plan.num_bytes == 0
 
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_the_values_of_a_process_bear_its_number(process: int) -> None:
     write = WriteBox(0, LeafRecord("loader", "per_process", "uint8"), Box((process,), (5,)))
-    plan = lay_out([write], process, ATTEMPT, max_file_bytes=MIB)
+    plan = planned([write], process, 2)
     found = header.parse_header(plan.files[0].header, plan.files[0].num_bytes, "a file")
     assert found.entries[0].name == f"loader#p{process}"
     assert found.entries[0].shape == (5,)

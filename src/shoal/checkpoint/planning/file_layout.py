@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.records import Chunks, IntArray
+from shoal.checkpoint.format.records import Chunks, IntArray, data_name
 from shoal.checkpoint.format.table_files import data_metadata
 from shoal.checkpoint.planning.who_writes import WriteBox
 from shoal.checkpoint.tree import names
@@ -24,6 +24,7 @@ _MAX_NAME_BYTES = 20 << 20  # of their names: safetensors limits headers to 100 
 class FilePlan:
     """One data file before its values are known."""
 
+    name: str
     header: bytes  # length, JSON and padding: a multiple of PAGE_BYTES
     num_bytes: int  # of the whole file
     rows: tuple[int, ...]  # of the part's chunks, in the order in which they lie in the file
@@ -33,18 +34,12 @@ class FilePlan:
 class PartPlan:
     """The planned part of one process."""
 
-    process: int
     files: tuple[FilePlan, ...]
     chunks: Chunks  # `file` counts this process's files from 0
 
-    @property
-    def num_bytes(self) -> int:
-        """Total size of its files."""
-        return sum(one.num_bytes for one in self.files)
-
 
 def lay_out(
-    own: Sequence[WriteBox], process: int, attempt: str, *, max_file_bytes: int
+    own: Sequence[WriteBox], attempt: str, *, process: int, num_processes: int, max_file_bytes: int
 ) -> PartPlan:
     """Return the files that hold the boxes of `own`, which are sorted by leaf and origin.
 
@@ -69,8 +64,9 @@ def lay_out(
         head = header.build_header(described, data_metadata(attempt))
         chunks.file[rows] = len(files)
         chunks.begin[rows], chunks.end[rows] = ends[:-1] + len(head), ends[1:] + len(head)
-        files.append(FilePlan(head, len(head) + places[-1], tuple(rows)))
-    return PartPlan(process, tuple(files), chunks)
+        name = data_name(attempt, process, num_processes, len(files))
+        files.append(FilePlan(name, head, len(head) + places[-1], tuple(rows)))
+    return PartPlan(tuple(files), chunks)
 
 
 def _files(

@@ -11,7 +11,6 @@ import numpy as np
 
 from shoal.arrays.host.host_values import is_key, native
 from shoal.checkpoint.blocks.image import FileImage, Piece
-from shoal.checkpoint.format.records import data_name
 from shoal.checkpoint.planning.file_layout import PartPlan
 from shoal.checkpoint.planning.who_writes import Box, WriteBox
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
@@ -19,9 +18,7 @@ from shoal.checkpoint.tree import dtypes
 from shoal.collectives.leaves import words_of
 
 
-def images_of(
-    state: State, own: Sequence[WriteBox], plan: PartPlan, attempt: str, num_processes: int
-) -> list[FileImage]:
+def images_of(state: State, own: Sequence[WriteBox], plan: PartPlan) -> list[FileImage]:
     """Return the data files of this process; values on devices are transferred lazily.
 
     Args:
@@ -31,10 +28,9 @@ def images_of(
     images = []
     cutting = _Cutting(state)
     with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # once for all views
-        for number, file in enumerate(plan.files):
-            name = data_name(attempt, plan.process, num_processes, number)
+        for file in plan.files:
             pieces = [piece for row in file.rows for piece in cutting.pieces(own[row], begin[row])]
-            images.append(FileImage(name, file.header, file.num_bytes, tuple(pieces)))
+            images.append(FileImage(file.name, file.header, file.num_bytes, tuple(pieces)))
     return images
 
 

@@ -31,8 +31,8 @@ from shoal.checkpoint.blocks.image import FileImage
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.format.json_files import decode_commit, encode_commit
-from shoal.checkpoint.format.records import Commit, FileRecord, Manifest, Part, data_name
-from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
+from shoal.checkpoint.format.records import Chunks, Commit, FileRecord, Manifest, Part
+from shoal.checkpoint.planning.file_layout import lay_out
 from shoal.checkpoint.planning.who_writes import WriteBox
 from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.file_images import images_of, start_copies
@@ -49,10 +49,10 @@ MAX_FILE_BYTES = 16 << 30  # a larger box gets a file of its own
 
 
 class Snapshot(NamedTuple):
-    """The files that this process writes, and the lead's manifest."""
+    """What this process writes."""
 
-    plan: PartPlan
-    images: list[FileImage]  # emptied once written
+    images: list[FileImage]  # of its data files; emptied once written
+    chunks: Chunks  # in these files
     manifest: Manifest | None  # None except on the lead, which writes it
     arena: Arena | None  # the memory that holds the images; None: the arrays do
 
@@ -77,16 +77,22 @@ def _take(
 ) -> Snapshot:
     members, group = attempt.members, attempt.members.group
     fault_points.reach("save.snapshot", members.process)
-    plan = lay_out(own, group.place, attempt.id, max_file_bytes=MAX_FILE_BYTES)
+    plan = lay_out(
+        own,
+        attempt.id,
+        process=group.place,
+        num_processes=group.count,
+        max_file_bytes=MAX_FILE_BYTES,
+    )
     manifest = None
     if members.is_lead:
         manifest = manifest_of(members.request, state, attempt.id, group.count)
     start_copies(state, own)
-    images = images_of(state, own, plan, attempt.id, group.count)
+    images = images_of(state, own, plan)
     if arena is not None:
         arena.take(images)
         images = [image._replace(pieces=()) for image in images]
-    return Snapshot(plan, images, manifest, arena)
+    return Snapshot(images, plan.chunks, manifest, arena)
 
 
 def complete(attempt: SaveAttempt, taken: Future[Snapshot]) -> Commit:
@@ -128,7 +134,7 @@ def _run(attempt: SaveAttempt, taken: Future[Snapshot], beat: LeaseKeeper) -> Co
     try:
         with attempt.phase("open", "opened"):
             files = taken.result()
-            beat.num_bytes = files.plan.num_bytes
+            beat.num_bytes = sum(image.num_bytes for image in files.images)
             if files.manifest is not None:  # on the lead
                 _open(attempt, files.manifest)
         with attempt.phase("open", "seen"):
@@ -173,14 +179,11 @@ def _write(attempt: SaveAttempt, files: Snapshot, beat: LeaseKeeper) -> None:
         if store.is_open(attempt.id):
             raise
         raise ended(store.path, attempt.id, "write") from error
+    records = tuple(FileRecord(image.name, image.num_bytes, group.place) for image in files.images)
     files.images.clear()
     fault_points.reach("save.written", process)
-    records = tuple(
-        FileRecord(data_name(attempt.id, group.place, group.count, n), file.num_bytes, group.place)
-        for n, file in enumerate(files.plan.files)
-    )
     blocks = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    store.write_part(Part(attempt.id, group.place, records, files.plan.chunks, blocks))
+    store.write_part(Part(attempt.id, group.place, records, files.chunks, blocks))
 
 
 def _commit(attempt: SaveAttempt) -> Commit:
