@@ -25,7 +25,7 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import is_torn
 from shoal.runtime.system.progress_file import Reached
 
-BARRIER = Point("step", fingerprint="barrier", site="train.py:6 (main)")
+BARRIER = Point("step", operation="barrier", site="train.py:6 (main)")
 TERM = (signal.SIGTERM,)
 
 

@@ -31,7 +31,7 @@ _WORD = re.compile(r"%\(?\w+|\{[^}]*\}|[A-Za-z]{2,}")  # not what is filled in
 _SENTENCE = re.compile(r"[A-Za-z]{2,}[,:;]? |[ ;:][A-Za-z]{2,}")
 _OF_OTHERS = re.compile(
     r"Gloo|gloo|Connection closed|Broken pipe|UNAVAILABLE|INTERNAL|Traceback|most recent call"
-    r"|\", line |^ in f$|\n\n\n"  # a stack, a fingerprint
+    r"|\", line |^ in f$"  # a stack
 )
 _TEXTS = (
     "headline", "words", "advice", "message", "notes", "said", "text", "value", "last_output",

@@ -158,7 +158,7 @@ class CoordinatorContract:
         waits = job.start(lambda: meet(first, group=(2, 0), payload=b"a"))
         assert meet(third, group=(0, 2), payload=b"b") == waits() == {0: b"a", 2: b"b"}
 
-    @pytest.mark.parametrize("field", ["name", "fingerprint"])
+    @pytest.mark.parametrize("field", ["name", "operation"])
     def test_what_differs_is_told_to_all(self, stage: MakeStage, field: str) -> None:
         job = stage(3)
         words = ["one", "other", "one"]
@@ -372,7 +372,7 @@ class CoordinatorContract:
             {"timeout_s": 0},
             {"timeout_s": float("nan")},
             {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
-            {"fingerprint": "f" * 40_000},
+            {"operation": "f" * 40_000},
         ],
         ids=["alone", "outside", "twice", "no time", "no number", "large", "long"],
     )

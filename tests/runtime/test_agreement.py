@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import re
 import weakref
 
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 from runtime.coordinator_contract import PATIENCE_S, meet, run_together
 from shoal.errors import DeadlineError, DivergenceError
-from shoal.runtime.agreement import Call, agree
+from shoal.runtime.agreement import Call, agree, fingerprint_of
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.failures.comparison import compare_lines
 from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.rules import first_difference
-from shoal.runtime.rules.outcomes import Fingerprint
+from shoal.runtime.rules.point import Fingerprint
 
 LINES = tuple(
     SpecLine(path=f"['layer{i}']['w']", dtype="float32", shape=f"[{i},8]").packed
@@ -352,9 +353,8 @@ def test_static_data_far_in_a_tree_are_a_different_tree():
 
 
 @given(st.text(max_size=5), st.lists(st.text("ab: ", max_size=200), max_size=5))
-def test_a_fingerprint_is_read_back(site, lines):
-    one = Fingerprint.of("broadcast", site.replace("\n", ""), tuple(lines))
-    again = Fingerprint.parse(one.text)
-    assert again == one._replace(lines=tuple("\n".join(one.lines).split("\n")) if one.lines else ())
-    assert len(one.text) < 400
-    assert Fingerprint.parse("barrier") is None
+def test_a_fingerprint_travels_as_it_is(site, lines):
+    one = fingerprint_of(Call("broadcast", None, site, tuple(lines)))
+    assert Fingerprint.of(json.loads(json.dumps(one))) == one
+    assert one.num_characters < 400
+    assert fingerprint_of(Call("broadcast", "w", site, tuple(lines))) == one._replace(site="")

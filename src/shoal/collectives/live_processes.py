@@ -81,7 +81,7 @@ def live_processes(
     timeout_s = settings.timeout("live_processes()", timeout_s, "SHOAL_TIMEOUT_S")
     group = group_of("live_processes", processes)
     point = Point(
-        "live_processes", group, lane, fingerprint="live_processes", site=callsite(), survivors=True
+        "live_processes", group, lane, operation="live_processes", site=callsite(), survivors=True
     )
     return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))
 
@@ -168,5 +168,5 @@ class LiveBlock:
     def _report(self, words: bytes, timeout_s: float) -> Mapping[int, bytes]:
         name = f"{self._name}, its end"
         with self._coordinator.call(name, "main", self._living):
-            point = Point(name, self._living, fingerprint=name, site=callsite())
+            point = Point(name, self._living, operation=name, site=callsite())
             return self._coordinator.arrive(point, words, timeout_s=timeout_s)

@@ -1,8 +1,8 @@
 """Check that all processes make the same call before any of them proceeds.
 
-Everything that must be equal (the operation, its call site, its options, the tree, shapes, dtypes)
-is one text, the *fingerprint*. The meeting place compares it in the round trip that carries the
-payloads, so no payload reaches any process if one of them differs.
+Everything that must be equal besides the operation and its name (the call site, the options, the
+tree, shapes, dtypes) makes up the *fingerprint*. The meeting place compares it in the round trip
+that carries the payloads, so no payload reaches any process if one of them differs.
 
 A long specification is sent as a digest. If digests differ, the processes that received that answer
 meet once more and find the first line that differs.
@@ -16,13 +16,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError
+from shoal.hashing import call_digest
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import find_together, key_of
 from shoal.runtime.rules.first_difference import Meet, find_line
-from shoal.runtime.rules.outcomes import Fingerprint, HiddenDifference
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.outcomes import HiddenDifference
+from shoal.runtime.rules.point import Fingerprint, Point
 
 _SHORT_LINES = 50
+_SENT = 300  # characters of the lines that are sent; longer ones become a digest
 _SEARCH_S = 10.0  # time limit of the search for the first difference
 
 
@@ -49,7 +51,10 @@ def agree(
     Raises, on all that arrived or on none:
       DivergenceError: the calls differ; says what differs first. Otherwise as `Coordinator.arrive`.
     """
-    point = Point(call.name or call.operation, group, lane, _fingerprint(call), call.site)
+    point = Point(
+        call.name or call.operation, group, lane, call.operation, call.site,
+        fingerprint=fingerprint_of(call),
+    )  # fmt: skip
     deadline = time.monotonic() + timeout_s
     try:
         return coordinator.arrive(point, payload, timeout_s=timeout_s)
@@ -59,12 +64,18 @@ def agree(
     raise _explained(coordinator, call, point, known, left_s)
 
 
-def _fingerprint(call: Call) -> str:
+def fingerprint_of(call: Call) -> Fingerprint:
+    """Return what else must be equal of a call."""
     return (_of_short if len(call.spec) <= _SHORT_LINES else _of_long)(call)
 
 
-def _computed(call: Call) -> str:
-    return Fingerprint.of(call.operation, "" if call.name else call.site, call.spec).text
+def _computed(call: Call) -> Fingerprint:
+    site, text, digest = "" if call.name else call.site, "\n".join(call.spec), ""
+    if len(text) > _SENT:
+        digest = call_digest(text.encode(errors="surrogatepass")).hex()
+        digest = f"{len(call.spec)} lines, {digest}"
+    sent = text[:_SENT]
+    return Fingerprint(site, digest, tuple(sent.split("\n")) if sent else ())
 
 
 _of_short = lru_cache(maxsize=256)(_computed)
@@ -85,7 +96,8 @@ def _explained(
         found = find_line(meet, mine, representatives)
         return None if found is None else {str(p): line for p, line in found[1].items()}
 
-    here = Point(point.name, lane=f"{point.lane}: the first difference", site=call.site)
+    lane = f"{point.lane}: the first difference"
+    here = Point(point.name, lane=lane, operation=point.operation, site=call.site)
     key = key_of(known.calls)
     found = find_together(coordinator, point, here, known.calls, search, key=key, limit_s=limit_s)
     lines = found if isinstance(found, dict) else {}

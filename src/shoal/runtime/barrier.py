@@ -70,7 +70,7 @@ def barrier(
             raise UsageError(f"barrier({name!r}): {argument} must not be empty")
     timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")
     group = group_of(f"barrier({name!r})", processes)
-    point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
+    point = Point(name, group=group, lane=lane, operation="barrier", site=callsite())
     has_faults = fault_points.VARIABLE in os.environ  # one lookup: a hundredth of a barrier
     if has_faults:
         fault_points.reach("barrier.before_arrive", coordinator.process)

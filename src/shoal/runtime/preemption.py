@@ -226,7 +226,7 @@ def clear(
         "preemption.clear",
         _clearing(coordinator, processes=group_of("preemption.clear", processes)),
     )
-    point = Point("preemption.clear", group, fingerprint="preemption.clear", site=callsite())
+    point = Point("preemption.clear", group, operation="preemption.clear", site=callsite())
     known = b"%d" % coordinator.stop.known
     met = coordinator.arrive(point, known, timeout_s=timeout_s)
     # All processes get the same numbers, so all close the same notices.
@@ -410,7 +410,7 @@ def _wait(
     timeout_s = settings.timeout(caller, timeout_s, "SHOAL_TIMEOUT_S")
     began = time.monotonic()
     limit, warn_at = began + timeout_s, began + settings.seconds("SHOAL_WARN_AFTER_S")
-    point = Point("preempted", fingerprint="preempted", site=site)
+    point = Point("preempted", operation="preempted", site=site)
     progress.begin_wait(point, began)
     try:
         while True:

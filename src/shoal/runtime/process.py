@@ -424,7 +424,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         membership.wait_for_saves(joined, deadline)
         if joined.num_processes > 1:
             membership.wait_until_idle(joined, deadline)
-            point = Point("shutdown", fingerprint="shutdown", site=callsite())
+            point = Point("shutdown", operation="shutdown", site=callsite())
             verdict = b"%d" % joined.stop.verdict  # all then end with the same code
             verdicts = joined.arrive(point, verdict, timeout_s=left_of(deadline))
             joined.stop.join_verdicts(map(int, verdicts.values()))

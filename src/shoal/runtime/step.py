@@ -92,7 +92,7 @@ class _Step:
         coordinator, number = self._coordinator, self._number
         progress = coordinator.progress
         site = callsite()
-        place = Point(STEP, fingerprint=STEP, site=site)
+        place = Point(STEP, operation=STEP, site=site)
         before, ended = progress.outer, progress.ended
         note_step(number)
         began = progress.begin(number, place)

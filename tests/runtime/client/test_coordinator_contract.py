@@ -14,7 +14,7 @@ from shoal.errors import (
 )
 from shoal.runtime.barrier import barrier
 from shoal.runtime.rules.deadline import Allowance
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 LONG_S = 60.0  # a deadline that no test here waits for
@@ -84,7 +84,8 @@ def test_different_names_are_told_to_all_with_both_sides(make_job):
 
 def test_different_fingerprints_are_told(make_job):
     job = make_job(2)
-    errors = job.on_all(lambda c: meet(c, fingerprint=["float32[8]", "bfloat16[8]"][c.process]))
+    lines = ["float32[8]", "bfloat16[8]"]
+    errors = job.on_all(lambda c: meet(c, fingerprint=Fingerprint("", "", (lines[c.process],))))
     assert [type(error) for error in errors] == [DivergenceError] * 2
     assert errors[0].sides == {"float32[8]": (0,), "bfloat16[8]": (1,)}
 
@@ -277,7 +278,7 @@ def test_a_long_wait_is_logged_once_and_then_succeeds(make_job, shoal_log):
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
         ({"payload": bytes(MAX_PAYLOAD_BYTES + 1)}, "the payload has"),
-        ({"fingerprint": "f" * 40_000}, "fingerprint 40000, site 0 characters"),
+        ({"operation": "f" * 40_000}, "operation 40000, site 0, fingerprint 0 characters"),
     ],
 )
 def test_a_wrong_point_is_refused_before_anything_is_sent(make_job, wrong, told):

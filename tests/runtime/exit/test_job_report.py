@@ -21,7 +21,7 @@ from shoal.runtime.failures.last_record import how_of, record_of, record_of_exit
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import Departure, failure_of
 
-STEP = Point("step", fingerprint="barrier", site="train.py:6 (main)")
+STEP = Point("step", operation="barrier", site="train.py:6 (main)")
 AT = {"call": "barrier", "name": "step", "site": "train.py:6 (main)"}
 
 

@@ -182,9 +182,9 @@ def test_a_deadline_says_who_was_missing_and_where():
 
 
 def test_a_place_is_the_call_and_its_name():
-    assert place_of(
-        Point("b", fingerprint="broadcast\n\n1 lines, 3f", site="a.py:3 (f)")
-    ) == CallPlace(call="broadcast", name="b", file="a.py", line=3)
+    assert place_of(Point("b", operation="broadcast", site="a.py:3 (f)")) == CallPlace(
+        call="broadcast", name="b", file="a.py", line=3
+    )
     assert place_of(Point("initialize")) == CallPlace(call="initialize")
 
 

@@ -29,9 +29,9 @@ class Table:
             self.answers[reply.to, reply.ticket] = reply.answer
 
     def arrive(self, process, name="x", *, group=None, lane="main", payload=b"", timeout_s=10.0,
-               fingerprint="", site=""):  # fmt: skip
+               operation="", site=""):  # fmt: skip
         self.tickets += 1
-        point = Point(name, group, lane, fingerprint, site)
+        point = Point(name, group, lane, operation, site)
         self.take(
             self.meeting.arrive(
                 self.now, process, point, payload,
@@ -102,18 +102,18 @@ def test_a_wait_without_deadline_never_ends_by_time():
     assert table.kind(key) == "waits"
 
 
-@pytest.mark.parametrize("differ", [{"name": "y"}, {"fingerprint": "float32"}])
-def test_another_name_or_fingerprint_ends_it_at_once_for_all_with_both_sides(differ):
+@pytest.mark.parametrize("differ", [{"name": "y"}, {"operation": "save"}])
+def test_another_name_or_operation_ends_it_at_once_for_all_with_both_sides(differ):
     table = Table(4)
     keys = [table.arrive(0, site="a.py:1 (f)"), table.arrive(2, site="a.py:1 (f)")]
     keys.append(table.arrive(1, **{"name": "x", "site": "b.py:2 (g)", **differ}))
     late = table.arrive(3)
     assert {table.kind(k) for k in [*keys, late]} == {"diverged"}
     sides = table.answers[late].facts["sides"]
-    other = {"name": "x", "fingerprint": "", **differ}
+    other = {"name": "x", "operation": "", **differ}
     assert sides == [
-        ["x", "", "a.py:1 (f)", [0, 2]],
-        [other["name"], other["fingerprint"], "b.py:2 (g)", [1]],
+        ["x", "", "a.py:1 (f)", [0, 2], None],
+        [other["name"], other["operation"], "b.py:2 (g)", [1], None],
     ]
 
 
@@ -134,8 +134,8 @@ def test_two_that_wait_for_each_other_are_told_at_once():
     assert table.kind(pair) == table.kind(everybody) == "diverged"
     circle = table.answers[pair].facts["circle"]
     assert sorted(circle) == [
-        ["all", "", "", "all 3 processes", [1], [0, 2]],
-        ["pair", "", "", "processes=[0, 1]", [0], [1]],
+        [("all", "", "", [1], None), "all 3 processes", [0, 2]],
+        [("pair", "", "", [0], None), "processes=[0, 1]", [1]],
     ]
     assert table.kind(table.arrive(2, "all")) == "diverged"
 
@@ -145,8 +145,8 @@ def test_several_that_wait_at_one_point_are_told_of_together():
     keys = [table.arrive(p, "all", site="t.py:1 (f)") for p in (1, 2)]
     keys.append(table.arrive(0, "pair", group=(0, 1)))
     assert table.answers[keys[0]].facts["circle"] == [
-        ["pair", "", "", "processes=[0, 1]", [0], [1]],
-        ["all", "", "t.py:1 (f)", "all 4 processes", [1, 2], [0, 3]],
+        [("pair", "", "", [0], None), "processes=[0, 1]", [1]],
+        [("all", "", "t.py:1 (f)", [1, 2], None), "all 4 processes", [0, 3]],
     ]
 
 
@@ -278,7 +278,7 @@ POINTS = [
     Point("a", lane="side"),
     Point("a", group=(0, 1)),
     Point("a", group=(1, 2)),
-    Point("a", group=(0, 2), fingerprint="f"),
+    Point("a", group=(0, 2), operation="f"),
     Point("a", group=(0, 2)),
 ]
 ACTIONS = st.one_of(
@@ -319,7 +319,7 @@ class Oracle:
         self.counts[line, process] = n
         key = self.table.arrive(
             process, point.name, group=point.group, lane=point.lane,
-            fingerprint=point.fingerprint, timeout_s=timeout_s,
+            operation=point.operation, timeout_s=timeout_s,
         )  # fmt: skip
         self.came.setdefault((*line, n), {})[process] = key
         self.points[key] = point

@@ -21,6 +21,7 @@ from shoal.runtime.rules.meeting_answers import (
     WaitCycle,
     outcome_of,
 )
+from shoal.runtime.rules.point import Fingerprint
 from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
 from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
@@ -33,12 +34,18 @@ TRAVELS = [
         '"services": [["JAX\'s service", "cut off"]]}',
     ),
     (
-        SidesDiffer([MeetingSide("a", "f", "t.py:1", [0]), MeetingSide("b", "", "", [1, 2])]),
-        '{"sides": [["a", "f", "t.py:1", [0]], ["b", "", "", [1, 2]]]}',
+        SidesDiffer(
+            [
+                MeetingSide("a", "f", "t.py:1", [0], Fingerprint("t.py:1", "", ("x: int",))),
+                MeetingSide("b", "", "", [1, 2]),
+            ]
+        ),
+        '{"sides": [["a", "f", "t.py:1", [0], ["t.py:1", "", ["x: int"]]], '
+        '["b", "", "", [1, 2], null]]}',
     ),
     (
         SidesDiffer([MeetingSide("a", "f", "", [0])], FailingSince(3, "barrier 'a' (t.py:7)")),
-        '{"sides": [["a", "f", "", [0]]], "since": [3, "barrier \'a\' (t.py:7)"]}',
+        '{"sides": [["a", "f", "", [0], null]], "since": [3, "barrier \'a\' (t.py:7)"]}',
     ),
     (
         TooLate(StillMissing([1], []), 0, 5.0, stacks=[], since=FailingSince(1, "barrier 'a'")),
@@ -56,12 +63,12 @@ TRAVELS = [
     (
         WaitCycle(
             [
-                CycleSide("a", "barrier", "a.py:1 (f)", "processes=[0, 1]", [0], [1]),
-                CycleSide("b", "barrier", "a.py:2 (f)", "all 2 processes", [1], [0]),
+                CycleSide(MeetingSide("a", "b", "a.py:1 (f)", [0]), "processes=[0, 1]", [1]),
+                CycleSide(MeetingSide("c", "b", "a.py:2 (f)", [1]), "all 2 processes", [0]),
             ]
         ),
-        '{"circle": [["a", "barrier", "a.py:1 (f)", "processes=[0, 1]", [0], [1]], '
-        '["b", "barrier", "a.py:2 (f)", "all 2 processes", [1], [0]]]}',
+        '{"circle": [[["a", "b", "a.py:1 (f)", [0], null], "processes=[0, 1]", [1]], '
+        '[["c", "b", "a.py:2 (f)", [1], null], "all 2 processes", [0]]]}',
     ),
     (
         TooLate(StillMissing([1, 2], [(1, "joined")]), 0, 5.0, "'a'", [(1, "in fit")]),

@@ -17,7 +17,7 @@ from shoal.runtime.rules.meeting_answers import (
     WaitCycle,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, error_of, waiting_line
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.system.failure_words import Departure
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
@@ -101,8 +101,11 @@ def test_calls_that_failed_before_are_named():
         assert lines[4:] == [*line, "A barrier needs the same name on every process."]
     late = TooLate(StillMissing([5], [(5, "joined, 9.0 s ago")]), 3, 10.0, since=since)
     assert str(error_of(late, ME, POINT, 10.0)).splitlines()[2:] == [f"  {told}", HINT]
-    spec = "\n".join(f"leaf {n}" for n in range(90))
-    long = [MeetingSide("x", f"x\n\n90 lines, {n}\n{spec}", "a.py:1 (f)", [n]) for n in (0, 1)]
+    spec = tuple(f"leaf {n}" for n in range(90))
+    long = [
+        MeetingSide("x", "x", "a.py:1 (f)", [n], Fingerprint("", f"90 lines, {n}", spec))
+        for n in (0, 1)
+    ]
     hidden = error_of(SidesDiffer(long, since), ME, POINT, 0.0)
     assert told in str(hidden).splitlines()
     assert told in str(hidden.explained({0: "int 1", 1: "int 2"})).splitlines()
@@ -159,7 +162,10 @@ def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words
 def test_a_divergence_shows_what_differs_and_no_more():
     def lines(*sides, lane="main"):
         answer = SidesDiffer(
-            [MeetingSide(*side, [2 * n, 2 * n + 1]) for n, side in enumerate(sides)]
+            [
+                MeetingSide(*side, [2 * n, 2 * n + 1], *fingerprint)
+                for n, (side, *fingerprint) in enumerate(sides)
+            ]
         )
         point = Point("epoch", lane=lane, site="train.py:31 (main)")
         error = error_of(answer, ME, point, 0.0)
@@ -171,21 +177,22 @@ def test_a_divergence_shows_what_differs_and_no_more():
         return [first.partition("processes ")[2], *told]
 
     site = "a.py:1 (f)"
-    assert lines(("save", "barrier", site), ("epoch", "barrier", "")) == [
+    assert lines([("save", "barrier", site)], [("epoch", "barrier", "")]) == [
         "made different calls",
         "  processes 0-1: barrier 'save' at a.py:1 (f)",
         "  processes 2-3: barrier 'epoch'",
         SAME_CALLS,
     ]
     # a barrier and a broadcast of one name
-    assert lines(("w", "barrier", site), ("w", "broadcast\n\n\nx: int", site)) == [
+    broadcast = ("w", "broadcast", site), Fingerprint("", "", ("x: int",))
+    assert lines([("w", "barrier", site)], broadcast) == [
         "made different calls",
         "  processes 0-1: barrier 'w' at a.py:1 (f)",
         "  processes 2-3: broadcast 'w' at a.py:1 (f)",
         SAME_CALLS,
     ]
-    spec = "\n".join(f"leaf {n}" for n in range(90))
-    versions = [("x", f"x\n\n\n{spec}\n{end}", site) for end in ("a", "b")]
+    spec = [f"leaf {n}" for n in range(90)]
+    versions = [(("x", "x", site), Fingerprint("", "", (*spec, end))) for end in ("a", "b")]
     assert lines(*versions, lane="side") == [
         "gave x different values (lane 'side')",
         "  x at a.py:1 (f)",
@@ -196,10 +203,11 @@ def test_a_divergence_shows_what_differs_and_no_more():
 
 
 def test_a_call_with_a_name_is_told_from_one_without():
-    named, unnamed = "assert_same\n\n\nint", "assert_same\na.py:1 (f)\n\nint"
-    rows = [("assert_same", named, "a.py:1 (f)", [0]), ("assert_same", unnamed, "a.py:1 (f)", [1])]
+    call = "assert_same", "assert_same", "a.py:1 (f)"
+    named, unnamed = (Fingerprint(site, "", ("int",)) for site in ("", "a.py:1 (f)"))
+    sides = [MeetingSide(*call, [0], named), MeetingSide(*call, [1], unnamed)]
     first = ThisProcess(0, ME.hosts)
-    error = error_of(SidesDiffer(list(starmap(MeetingSide, rows))), first, POINT, 0.0)
+    error = error_of(SidesDiffer(sides), first, POINT, 0.0)
     assert error.sides == {
         "assert_same 'assert_same' at a.py:1 (f)": (0,),
         "assert_same at a.py:1 (f)": (1,),
@@ -209,10 +217,10 @@ def test_a_call_with_a_name_is_told_from_one_without():
 def cycle(*groups, names=("pair", "pair"), process=0, point=None):
     """Return the error of a process about waits for each other at barriers."""
     sides = [
-        CycleSide(name, "barrier", f"a.py:{n} (f)", group, [n], [1 - n])
+        CycleSide(MeetingSide(name, "barrier", f"a.py:{n} (f)", [n]), group, [1 - n])
         for n, (name, group) in enumerate(zip(names, groups, strict=True))
     ]
-    point = point or Point("pair", fingerprint="barrier", group=(0, 1), site="a.py:0 (f)")
+    point = point or Point("pair", operation="barrier", group=(0, 1), site="a.py:0 (f)")
     return error_of(WaitCycle(sides), ThisProcess(process, ["h"] * 3), point, 0.0)
 
 
@@ -225,7 +233,7 @@ def test_one_call_that_was_given_different_groups_is_told_as_such():
         "Every process of a group must pass the same processes=.",
     ]
     assert (error.difference.what, error.difference.name) == ("group", "pair")
-    late = Point("pair", fingerprint="barrier", site="a.py:1 (f)")
+    late = Point("pair", operation="barrier", site="a.py:1 (f)")
     for point in (late, POINT):
         later = cycle("processes=[0, 1]", "all 3 processes", process=2, point=point)
         assert str(later).splitlines()[1:] == str(error).splitlines()[1:]
@@ -244,7 +252,7 @@ def test_different_calls_that_wait_for_each_other_are_named():
 
 def test_a_barrier_of_other_names_at_one_place_is_told_by_its_names():
     sides = [MeetingSide(f"epoch {n}", "barrier", "a.py:1 (f)", [n]) for n in (0, 1)]
-    point = Point("epoch 1", fingerprint="barrier", site="a.py:1 (f)")
+    point = Point("epoch 1", operation="barrier", site="a.py:1 (f)")
     error = error_of(SidesDiffer(sides), ThisProcess(2, ME.hosts), point, 0.0)
     assert str(error).splitlines() == [
         "process 2 of 100 (host2): processes gave a barrier different names",

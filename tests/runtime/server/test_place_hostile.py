@@ -4,7 +4,7 @@ import pytest
 
 from runtime.bare_sockets import BEAT, TOKEN, Place
 from shoal.runtime.rules.joining import PROTOCOL
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader, pack_frame
 from shoal.runtime.wire.proof import Introduction
 
@@ -188,6 +188,9 @@ def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
         {"step": 3, "point": Point("x", follows=1)},
         {"step": 3, "point": Point("x", trail=5)},
         {"step": 3, "point": Point("x")[:-1]},
+        {"step": 3, "point": Point("x", fingerprint="barrier")},
+        {"step": 3, "point": Point("x", fingerprint=Fingerprint("", "", (1,)))},
+        {"step": 3, "point": Point("x", fingerprint=Fingerprint("", "", ("y" * 40_000,)))},
     ):
         lane = place.lane(job[0])
         lane.say("arrive", ticket=1, timeout_s=1, **wrong)

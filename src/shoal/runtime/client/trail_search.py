@@ -292,7 +292,7 @@ def find_together(
     group = tuple(sorted(process for side in sides for process in side.processes))
     if coordinator.process not in group:
         return fetch(coordinator, key, group, limit_s)
-    here = here._replace(group=group, fingerprint="first difference")
+    here = here._replace(group=group)
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         left_s = max(0.001, deadline - time.monotonic())

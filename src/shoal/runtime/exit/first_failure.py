@@ -30,8 +30,7 @@ from shoal.runtime.failures.facts import (
     Waiting,
 )
 from shoal.runtime.failures.headline import place_words
-from shoal.runtime.failures.last_record import LastRecord, place_of
-from shoal.runtime.rules.point import Point
+from shoal.runtime.failures.last_record import LastRecord, place_at
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import listed
 
@@ -92,9 +91,9 @@ def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
     """Parse the last call of a process, as the meeting place sends it."""
     if row is None:
         return None
-    point = Point(str(row["name"]), fingerprint=str(row["call"]), site=str(row["site"]))
+    call, name, site = (str(row[key]) for key in ("call", "name", "site"))
     # This process has other modules than that one: it would find another file of that name.
-    place = dataclasses.replace(place_of(point), age_s=float(row["age_s"]), source="")
+    place = dataclasses.replace(place_at(call, name, site), age_s=float(row["age_s"]), source="")
     is_known = bool(place.call or place.file)
     return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.errors import InitializeError
 from shoal.runtime.client.over_tcp import TcpCoordinator
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.system.service_commands import job_argument
@@ -143,8 +143,8 @@ def find_host_keeper(
         except KeeperError as error:
             outcome["trouble"] = str(error)
     security = "mutual TLS" if has_tls else "no mutual TLS"
-    fingerprint = f"initialize: JAX's service by {security}"
-    point = Point("initialize", fingerprint=fingerprint, site=callsite())
+    fingerprint = Fingerprint("", "", (f"JAX's service by {security}",))
+    point = Point("initialize", operation="initialize", site=callsite(), fingerprint=fingerprint)
     payload = json.dumps(outcome).encode() if outcome else b""
     answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))
     heard = {process: json.loads(answer) for process, answer in answers.items() if answer}

@@ -9,7 +9,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from shoal.runtime.rules.first_difference import excerpts
 from shoal.runtime.rules.meeting_answers import (
-    MOST_TEXT,
     Answer,
     CallLeft,
     CycleSide,
@@ -169,9 +168,9 @@ def find_cycle(
     return []
 
 
-def compared_fields(point: Point) -> tuple[str, str, bool]:
+def compared_fields(point: Point) -> tuple[object, ...]:
     """Return the fields that must be equal."""
-    return point.name, point.fingerprint, point.survivors
+    return point.name, point.operation, point.fingerprint, point.survivors
 
 
 def differ(one: Point, other: Point) -> bool:
@@ -194,13 +193,13 @@ def divergence(
     found = trail_versions(points.items())
     if found:
         return TrailsApart(found)
-    sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
+    sides: dict[tuple[object, ...], tuple[Point, list[int]]] = {}
     for process, point in points.items():
         sides.setdefault(compared_fields(point), (point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
     shown = [
-        MeetingSide(name, point.fingerprint[:MOST_TEXT], point.site[:MOST_TEXT], processes)
+        MeetingSide.of(point, processes, name)
         for name, (processes, point) in zip(names, rows, strict=True)
     ]
     return SidesDiffer(shown, since)
@@ -211,12 +210,9 @@ def cycle_of(cycle: list[Gathering[Any]], gone: Container[int], num_processes: i
     sides = []
     for gathering in cycle:
         point = next(iter(gathering.arrived.values())).point
-        name, fingerprint, site = (
-            text[:MOST_TEXT] for text in (point.name, point.fingerprint, point.site)
-        )
         group = group_text(gathering.line.key[0], num_processes)
-        arrived, missing = sorted(gathering.arrived), gathering.missing(gone)
-        sides.append(CycleSide(name, fingerprint, site, group, arrived, missing))
+        side = MeetingSide.of(point, sorted(gathering.arrived))
+        sides.append(CycleSide(side, group, gathering.missing(gone)))
     return WaitCycle(sides)
 
 

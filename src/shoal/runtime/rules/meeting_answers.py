@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from shoal.runtime.rules.point import Member, Point
+from shoal.runtime.rules.point import Fingerprint, Member, Point
 from shoal.runtime.rules.requested_saves import SaveState
 from shoal.runtime.rules.trail_marks import Found, TrailVersion, TrailVersions
 from shoal.runtime.system.failure_words import Departure
@@ -52,9 +52,30 @@ class MeetingSide(NamedTuple):
     """The processes that arrived with one point."""
 
     name: str
-    fingerprint: str
+    operation: str
     site: str
     processes: Sequence[int]
+    fingerprint: Fingerprint | None = None
+
+    @classmethod
+    def of(cls, point: Point, processes: Sequence[int], name: str = "") -> MeetingSide:
+        """Return the side of processes that arrived with this point; `name`: an excerpt of its
+        own."""
+        name, operation, site = (
+            text[:MOST_TEXT] for text in (name or point.name, point.operation, point.site)
+        )
+        return cls(name, operation, site, processes, point.fingerprint)
+
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> MeetingSide:
+        """Undo its form in JSON."""
+        name, operation, site, processes, fingerprint = row
+        return cls(name, operation, site, processes, Fingerprint.of(fingerprint))
+
+    @property
+    def compared_site(self) -> str:
+        """Its call site, if that is compared."""
+        return "" if self.fingerprint is None else self.fingerprint.site
 
 
 class FailingSince(NamedTuple):
@@ -102,11 +123,8 @@ class TrailsApart(NamedTuple):
 class CycleSide(NamedTuple):
     """The processes that wait at one gathering of a cycle."""
 
-    name: str
-    fingerprint: str
-    site: str
+    side: MeetingSide
     group: str  # see `group_text`
-    processes: Sequence[int]
     awaited: Sequence[int]
 
 
@@ -346,8 +364,9 @@ def _divergence_of(facts: Mapping[str, Any]) -> Divergence:
         versions = [TrailVersion(*row) for row in facts["trails"]]
         return TrailsApart(TrailVersions(versions, facts.get("lane")))
     if "circle" in facts:
-        return WaitCycle([CycleSide(*row) for row in facts["circle"]])
-    return SidesDiffer([MeetingSide(*row) for row in facts["sides"]], _since_of(facts))
+        rows = [(MeetingSide.of_row(side), group, gone) for side, group, gone in facts["circle"]]
+        return WaitCycle([CycleSide(*row) for row in rows])
+    return SidesDiffer([MeetingSide.of_row(row) for row in facts["sides"]], _since_of(facts))
 
 
 def _since(since: FailingSince | None) -> Facts:

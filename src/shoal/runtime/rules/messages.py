@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.rules.programs import Noted, noted_of
 from shoal.runtime.rules.requested_saves import (
     ANSWERED,
@@ -208,11 +208,13 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     if not isinstance(row, list) or len(row) != len(Point._fields):
         raise FrameError("field 'point' is not a point")
     point = Point(*row)
-    for text in (point.name, point.lane, point.fingerprint, point.site, point.trail):
+    for text in (point.name, point.lane, point.operation, point.site, point.trail):
         if type(text) is not str:
             raise FrameError("field 'point' lacks a required text")
     if type(point.survivors) is not bool or type(point.follows) is not bool:
         raise FrameError("field 'point' lacks a required boolean")
+    if point.fingerprint is not None:
+        point = point._replace(fingerprint=Fingerprint.of(point.fingerprint))
     if point.group is None:
         return point
     return point._replace(group=_group(point.group, process, count))

@@ -16,7 +16,6 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
-from shoal.hashing import call_digest
 from shoal.runtime.failures.comparison import (
     Kind,
     Said,
@@ -31,7 +30,6 @@ from shoal.runtime.failures.spec_lines import shown_line
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
-    MOST_TEXT,
     CallLeft,
     CycleSide,
     FailingSince,
@@ -45,7 +43,7 @@ from shoal.runtime.rules.meeting_answers import (
     TrailsApart,
     WaitCycle,
 )
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.rules.trail import TrailsDiffer
 from shoal.runtime.system.failure_words import Departure, listed, one_line, particulars_of
 
@@ -188,10 +186,10 @@ def _late_error(
     error: DivergenceError, sides: Sequence[MeetingSide], me: ThisProcess, point: Point
 ) -> DivergenceError:
     """Return the error of a process that arrived after the sides were found."""
-    mine = MeetingSide(
-        point.name, point.fingerprint[:MOST_TEXT], point.site[:MOST_TEXT], [me.process]
-    )
-    alike = [side for side in sides if side[:2] == mine[:2]]  # at another line, perhaps
+    mine = MeetingSide.of(point, [me.process])
+    alike = [  # at another line, perhaps
+        side for side in sides if side._replace(site=mine.site, processes=mine.processes) == mine
+    ]
     if not alike:
         shown = _sides_error([*sides, mine], me, point, "")
         return with_late(error, me.process, me.process, shown)
@@ -210,21 +208,15 @@ def _lane(point: Point) -> str:
 
 
 def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> DivergenceError:
-    calls = _calls([MeetingSide(s.name, s.fingerprint, s.site, s.processes) for s in sides])
-    if len({(side.name, _identity(side.fingerprint)) for side in sides}) == 1:
+    calls = _calls([one.side for one in sides])
+    if len({(one.side.name, one.side.operation, one.side.compared_site) for one in sides}) == 1:
         return _groups_error(sides, calls, me, point)
     heading = f"{me}: processes wait for each other in a cycle{_lane(point)}"
     rows = [
-        call._replace(said=f"wait{'s' * (len(s.processes) == 1)} for {listed(s.awaited)}")
-        for call, s in zip(calls, sides, strict=True)
+        call._replace(said=f"wait{'s' * (len(call.processes) == 1)} for {listed(one.awaited)}")
+        for call, one in zip(calls, sides, strict=True)
     ]
     return compared(heading, rows, kind=Kind("call"), advice=needs("", "call"))
-
-
-def _identity(fingerprint: str) -> tuple[str, str]:
-    """Return what tells a call from others, whatever it is given: its operation and place."""
-    parts = Fingerprint.parse(fingerprint)
-    return (fingerprint, "") if parts is None else (parts.operation, parts.site)
 
 
 def _groups_error(
@@ -260,10 +252,9 @@ def _sides_error(
 ) -> DivergenceError:
     """Show only the first difference: operation or name, else the place, else the first line."""
     sides = sorted(sides, key=lambda side: [*side.processes])
-    prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides)
-    known = [fingerprint for fingerprint in prints if fingerprint is not None]
-    same_call = len({(f.operation, s.name) for f, s in zip(known, sides, strict=False)}) == 1
+    known = [side.fingerprint for side in sides if side.fingerprint is not None]
+    same_call = len({(side.operation, side.name) for side in sides}) == 1
     if len(known) < len(sides) or not same_call:
         one_place = len({(side.site, call.call) for side, call in zip(sides, calls, strict=True)})
         if one_place == 1 and calls[0].call and len({call.name for call in calls}) > 1:
@@ -285,50 +276,35 @@ def _sides_error(
     if is_hidden and not are_elsewhere:
         # Those that were found apart look for the difference together; see `agreement`.
         hidden = [
-            call._replace(said=_digest_of(side.fingerprint))
-            for call, side in zip(calls, sides, strict=True)
+            call._replace(said=_digest_of(fingerprint))
+            for call, fingerprint in zip(calls, known, strict=True)
         ]
         return HiddenDifference(f"{me}: ", _lane(point), hidden, failed_since)
     advice = "" if is_hidden else _NAME_HINT
     return _compared(Kind("call"), calls, me, point, advice=advice, failed_since=failed_since)
 
 
-def _digest_of(fingerprint: str) -> str:
+def _digest_of(one: Fingerprint) -> str:
     """Return what is known of a long specification: the number of its lines, and their digest."""
-    parts = Fingerprint.parse(fingerprint)
-    return (parts.digest or "; ".join(map(shown_line, parts.lines)) if parts else "") or ENDED
-
-
-def operation_of(fingerprint: str) -> str:
-    """Return the operation of a call, from its fingerprint; empty if that names none."""
-    parts = Fingerprint.parse(fingerprint)
-    if parts is not None:
-        return parts.operation
-    return fingerprint if fingerprint.isidentifier() else ""
+    return one.digest or "; ".join(map(shown_line, one.lines)) or ENDED
 
 
 def call_at(point: Point) -> Said:
     """Return the call of this process at a point."""
-    return _calls([MeetingSide(point.name, point.fingerprint, point.site, ())])[0]
+    return _calls([MeetingSide.of(point, ())])[0]
 
 
 def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
     """Return each side's call and call site."""
-    prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     names = excerpts([side.name for side in sides])
-    fingerprints = excerpts([side.fingerprint for side in sides])
-    same_name = len(sides) > 1 and len({side.name for side in sides}) == 1
-    some_unnamed = any(parts is not None and parts.site for parts in prints)
+    some_unnamed = any(side.compared_site for side in sides)
     calls = []
-    for side, parts, name, fingerprint in zip(sides, prints, names, fingerprints, strict=True):
-        call = operation_of(side.fingerprint)
+    for side, name in zip(sides, names, strict=True):
+        call = side.operation
         is_unnamed = side.name == call != "barrier" and (
-            parts is None or not some_unnamed or bool(parts.site)
+            side.fingerprint is None or not some_unnamed or bool(side.compared_site)
         )
-        is_shown = same_name and not call
-        said = fingerprint if is_shown else ""
-        site = side.site[:200]
-        calls.append(Said(side.processes, said, call, "" if is_unnamed else name, site))
+        calls.append(Said(side.processes, "", call, "" if is_unnamed else name, side.site[:200]))
     return calls
 
 
@@ -346,38 +322,3 @@ def indented(text: str) -> str:
     """Return another process's text, with a bar before each of its printable lines."""
     lines = (one_line(line.expandtabs(), len(line) * 8) for line in text.strip("\n").splitlines())
     return "\n".join(f"  | {line}" for line in lines)
-
-
-# ---- The fingerprint of a call: everything that must be equal at a point, as one short text.
-
-
-_SHOWN = 300  # characters of the lines that are sent; longer ones become a digest
-
-
-class Fingerprint(NamedTuple):
-    """The parts of a fingerprint."""
-
-    operation: str
-    site: str  # the call site; empty if a name declares all calls to be one
-    digest: str  # of all lines, with their number; empty if `lines` holds them all
-    lines: tuple[str, ...]  # the last one may be cut if there is a digest
-
-    @classmethod
-    def of(cls, operation: str, site: str, lines: tuple[str, ...]) -> Fingerprint:
-        """Return the fingerprint of a call."""
-        text = "\n".join(lines)
-        if len(text) <= _SHOWN:
-            return cls(operation, site, "", lines)
-        digest = call_digest(text.encode(errors="surrogatepass")).hex()
-        return cls(operation, site, f"{len(lines)} lines, {digest}", (text[:_SHOWN],))
-
-    @classmethod
-    def parse(cls, text: str) -> Fingerprint | None:
-        """Parse a text; None if it is not a fingerprint."""
-        operation, site, digest, *lines = [*text.split("\n"), "", ""]
-        return cls(operation, site, digest, tuple(lines[:-2])) if "\n" in text else None
-
-    @property
-    def text(self) -> str:
-        """The fingerprint as text."""
-        return "\n".join([self.operation, self.site, self.digest, *self.lines])

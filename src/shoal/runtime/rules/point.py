@@ -9,45 +9,71 @@ from typing import NamedTuple
 from shoal.arguments import as_integer
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.system.callsite import line_of
-from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
+from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES, FrameError
 
 _MAX_TEXT = 32_768  # characters of all texts of a point
 STEP = "step"  # the call at which a process says where it is, and meets no other
 AGO, LASTING = ", {} s ago", " for {} s"  # how last words end: with `Member.since_s`
 
 
+class Fingerprint(NamedTuple):
+    """What else must be equal at a point: the call's place, and everything that it was given."""
+
+    site: str  # the call site; empty if a name declares all calls to be one
+    digest: str  # of all lines, with their number; empty if `lines` holds them all
+    lines: tuple[str, ...]  # the last one may be cut if there is a digest
+
+    @classmethod
+    def of(cls, row: object) -> Fingerprint | None:
+        """Undo its form in JSON; None if there was none.
+
+        Raises:
+          FrameError: the row is not a fingerprint.
+        """
+        match row:
+            case None:
+                return None
+            case [str(site), str(digest), [*lines]]:
+                one = cls(site, digest, tuple(line for line in lines if isinstance(line, str)))
+                if len(one.lines) == len(lines) and one.num_characters <= _MAX_TEXT:
+                    return one
+        raise FrameError("a fingerprint is not a call site, a digest and lines, or is too long")
+
+    @property
+    def num_characters(self) -> int:
+        """The length of all its texts."""
+        return len(self.site) + len(self.digest) + sum(len(line) + 1 for line in self.lines)
+
+
 class Point(NamedTuple):
     """One point where processes meet, as one of them sees it.
 
     The points of a group in a lane are counted, for each process, and processes meet by that count:
-    the n-th arrival of each is one meeting. `name` and `fingerprint` must then be equal, or all of
-    them get a DivergenceError. A lane is one line of execution: "main", or a name of its own for a
-    background thread.
+    the n-th arrival of each is one meeting. `name`, `operation` and `fingerprint` must then be
+    equal, or all of them get a DivergenceError. A lane is one line of execution: "main", or a name
+    of its own for a background thread.
     """
 
     name: str
     group: tuple[int, ...] | None = None  # the processes that meet here; None: all of the job
     lane: str = "main"
-    fingerprint: str = ""  # other facts that must be equal: operation, shapes, dtypes, options
+    operation: str = ""  # "barrier"; empty: `name` is that of the call
     site: str = ""  # the call site, "train.py:31 (main)"; shown, never compared
     survivors: bool = False  # lost processes are not waited for; else a loss is an error
     follows: bool = False  # a later point of the process's current call; else it begins one
     trail: str = ""  # of the calls before it, see `trail`; filled in by coordinators
+    fingerprint: Fingerprint | None = None  # None: the operation has nothing else to compare
 
     @property
     def place(self) -> str:
         """Its call and name, its lane unless that is the main one, and the program's line.
 
-        >>> Point("epoch", fingerprint="barrier", site="train.py:31 (main)").place
+        >>> Point("epoch", operation="barrier", site="train.py:31 (main)").place
         "barrier 'epoch' (train.py:31)"
         """
-        call, what = self.call, repr(self.name)
-        if self.fingerprint and self.name == call:
-            what = call
-        elif (
-            self.fingerprint and call.replace(".", "_").isidentifier()
-        ):  # not a part of one: "first difference"
-            what = f"{call} {what}"
+        what = repr(self.name)
+        if self.operation:
+            what = self.name if self.name == self.operation else f"{self.operation} {what}"
         lane = f" in lane {self.lane!r}" if self.chosen_lane else ""
         return f"{what}{lane}" + (f" ({line_of(self.site)})" if self.site else "")
 
@@ -60,7 +86,7 @@ class Point(NamedTuple):
     @property
     def call(self) -> str:
         """The call that it belongs to: "barrier"."""
-        return self.fingerprint.partition("\n")[0].partition(":")[0] or self.name
+        return self.operation or self.name
 
 
 class Member(NamedTuple):
@@ -117,11 +143,12 @@ def checked(
         it; `timeout_s` is not positive; a text or the payload is too long. All problems at once.
     """
     problems = []
-    name, group, lane, fingerprint, site = point[:5]
-    if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
-        lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
-        text = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} in total are allowed"
-        problems.append(text)
+    name, group, lane, operation, site = point[:5]
+    given = 0 if point.fingerprint is None else point.fingerprint.num_characters
+    if len(name) + len(lane) + len(operation) + len(site) + given > _MAX_TEXT:
+        lengths = f"name {len(name)}, lane {len(lane)}, operation {len(operation)}"
+        lengths += f", site {len(site)}, fingerprint {given} characters"
+        problems.append(f"{lengths}; {_MAX_TEXT} in total are allowed")
     if not timeout_s > 0:
         problems.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
     if len(payload) > MAX_PAYLOAD_BYTES:

@@ -287,7 +287,7 @@ class Record(Generic[To]):
             point, since = waits[0].point, waits[0].since
         elif self.beat is not None and place == self.beat.place and any(self.beat.at):
             call, name, site = self.beat.at
-            point = Point(name, fingerprint=call, site=site)
+            point = Point(name, operation=call, site=site)
         elif point is None or place != point.place:
             point = Point("", site=place)
         return {

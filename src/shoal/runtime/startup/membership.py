@@ -223,7 +223,7 @@ def _enter(
             os.environ.update(without_proxy(host, os.environ))
         _connect_devices(joined, near, deadline, cluster.partition_index)
     fault_points.reach("initialize.after_devices", joined.process)
-    point = Point("initialize", fingerprint="initialize", site=callsite())
+    point = Point("initialize", operation="initialize", site=callsite())
     joined.arrive(point, timeout_s=left_of(deadline))
 
 
