@@ -32,9 +32,11 @@ __all__ = [
     "block_at_caller",
     "class_at_caller",
     "has_hidden",
+    "is_bug",
     "is_installed",
     "is_ours",
     "is_own_file",
+    "mark_as_bug",
     "shorten",
 ]
 
@@ -50,7 +52,7 @@ _OF_BUGS = (
 )  # fmt: skip
 _OF_FACADE = re.compile(r"(dtensor\.|torch_xla )[a-z_]+\b")  # a function, not a class
 _MOST = 100  # errors of a chain
-_MARK = "_shoal_frames_hidden"
+_MARK, _BUG_MARK = "_shoal_frames_hidden", "_shoal_has_a_bug"
 _SHOAL = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _THROUGH = ("contextlib", "functools")  # frames of shoal's `with` blocks and decorators
 _FACADES = os.path.join(_SHOAL, "compat") + os.sep
@@ -230,13 +232,24 @@ def has_hidden(error: BaseException) -> bool:
     return any(_MARK in vars(one) for one in _chain(error))
 
 
+def is_bug(error: BaseException) -> bool:
+    """Return whether an error has been marked as a bug of shoal."""
+    return _BUG_MARK in vars(error)
+
+
+def mark_as_bug(error: BaseException) -> None:
+    """Mark an error as a bug of shoal, and let it say so."""
+    if not is_bug(error):
+        error.add_note(BUG)
+        BaseException.__setattr__(error, _BUG_MARK, True)
+
+
 def _shorten_all(error: BaseException) -> None:
     is_ours_to_cut = isinstance(error, ShoalError)
     for one in _chain(error) if is_ours_to_cut else [error]:
         first = next(_entries(one), None)
-        if _is_bug(one):
-            if BUG not in getattr(one, "__notes__", ()):
-                one.add_note(BUG)
+        if _comes_of_a_bug(one):
+            mark_as_bug(one)
         elif isinstance(one, ShoalError) or (
             # Caught within shoal: what the program catches begins with a frame of it.
             is_ours_to_cut and first is not None and is_own_file(_file(first))
@@ -295,7 +308,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
                 todo += one.exceptions
 
 
-def _is_bug(error: BaseException) -> bool:
+def _comes_of_a_bug(error: BaseException) -> bool:
     """Return whether Python raised an error in code of shoal, which has no `raise` there.
 
     Errors of shoal are raised on purpose, also those of a facade that are AssertionErrors. The

@@ -53,15 +53,10 @@ FOREIGN: Mapping[tuple[str, str], str] = {
 }
 # Own texts that are still read, each with the reason. The list only shrinks.
 STILL_READ: Mapping[tuple[str, str], str] = {
-    ("checkpoint/bucket/preflight.py", "NO_BUCKET"): "the advice of an error, beside its class",
     (
         "checkpoint/disk/committing.py",
         "_DOUBT",
     ): "a mark that it was added: one constant makes and reads it",
-    (
-        "checkpoint/store/saved_steps.py",
-        "its save",
-    ): "a sentence of one step, in a list of them",
     ("collectives/leaves.py", "the value"): "the path of a leaf that is the whole tree",
     (
         "collectives/transport/flow.py",
@@ -70,14 +65,11 @@ STILL_READ: Mapping[tuple[str, str], str] = {
     ("compat/dtensor/text.py", "mesh:"): "DTensor's own notation of layouts",
     ("draw/roll.py", "NO_PROGRESS"): "a mark: one constant makes and reads it, for a table alone",
     ("launch/aftermath.py", "_NOT_OUTPUT"): "lines of shoal in a log, which a report leaves out",
-    ("launch/nodes/follower.py", "no answer"): "a state of the connection, beside its reasons",
     ("plain_forms.py", "_LEFT_OUT"): "what to pass in place of an object, in a table of forms",
-    ("runtime/failures/last_record.py", "BUG"): "a note, the only mark that an exception keeps",
     ("runtime/failures/rendering.py", "shoal run"): "the name of a program",
     ("runtime/startup/device_start.py", "_NAME"): "the name of a point, in the place of a process",
     ("settings.py", "short or full"): "the unit of a setting, in a table",
     ("testing/cluster.py", "the launcher"): "the name of a process of a test",
-    ("tracebacks.py", "BUG"): "a note, the only mark that an exception keeps",
 }
 
 

@@ -28,7 +28,7 @@ from shoal.runtime.failures.last_record import (
 )
 from shoal.runtime.rules.messages import MOST_END
 from shoal.runtime.rules.point import Point
-from shoal.tracebacks import BUG
+from shoal.tracebacks import mark_as_bug
 
 
 def raised(error_of):
@@ -99,7 +99,7 @@ def test_a_refused_call_of_shoal_shows_no_frame_of_it():
 
 def test_a_bug_shows_all_frames():
     error = raised(lambda: json.loads("{"))
-    error.add_note(BUG)
+    mark_as_bug(error)
     cause = cause_of(error)
     assert cause.is_bug
     assert cause.frames[-1].file.endswith("json/decoder.py")

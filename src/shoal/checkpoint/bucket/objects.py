@@ -13,8 +13,6 @@ import numpy as np
 from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import StorageError
 
-NO_BUCKET = "there is no such bucket"  # a line of errors
-
 
 class UnclearError(StorageError):
     """A write may have happened or not: its answer did not come."""

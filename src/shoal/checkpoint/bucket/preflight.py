@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shoal.checkpoint.bucket.address import Bucket, objects_of
 from shoal.checkpoint.bucket.object_store import check_conditions
-from shoal.checkpoint.bucket.objects import NO_BUCKET
 from shoal.checkpoint.store.step_names import new_attempt, temporary_name
 from shoal.errors import CheckpointError, StorageError
 
@@ -41,7 +41,7 @@ def examine(bucket: Bucket) -> Examination:
     facts: dict[str, Any] = {"credentials": bucket.credentials, "lifecycle": LIFECYCLE}
     problems: list[Problem] = []
 
-    def tried(right: str, act: Callable[[], object]) -> bool:
+    def tried(right: str, act: Callable[[], object]) -> Exception | None:
         try:
             act()
         except (CheckpointError, OSError) as error:
@@ -49,22 +49,24 @@ def examine(bucket: Bucket) -> Examination:
             if isinstance(error, FileNotFoundError):
                 words = f"{bucket.url}: what was just written is not there ({right})"
             problems.append(Problem(words, "; ".join(advice.split("\n"))))
-            return False
+            return error
         facts.setdefault("rights", []).append(right)
-        return True
+        return None
 
     def read() -> None:
         if objects.read(name)[0] != _BYTES:
             raise StorageError(f"{bucket.url}: what was written is not what is read")
         _check_clock(facts, problems, objects.info(name).modified_s - time.time())
 
-    is_listed = tried("list", objects.listed)
-    if not is_listed and NO_BUCKET in problems[0].advice:
+    unlisted = tried("list", objects.listed)
+    if isinstance(unlisted, StorageError) and unlisted.errno == errno.ENOENT:
         return Examination(facts, problems)
-    if not tried("write", lambda: objects.put(name, _BYTES)):
+    if tried("write", lambda: objects.put(name, _BYTES)):
         return Examination(facts, problems)
 
-    if tried("read", read) and tried("conditions of writes", lambda: check_conditions(objects)):
+    if not (
+        tried("read", read) or tried("conditions of writes", lambda: check_conditions(objects))
+    ):
         facts["conditions"] = "kept"
     tried("delete", lambda: objects.remove([name]))
     return Examination(facts, problems)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import html
 import json
 import logging
@@ -29,7 +30,6 @@ from obstore import exceptions
 
 from shoal.checkpoint.bucket.credentials import Credentials
 from shoal.checkpoint.bucket.objects import (
-    NO_BUCKET,
     FoundPart,
     ObjectInfo,
     PrefixContents,
@@ -500,14 +500,14 @@ class ObstoreObjects:
         is_bucket: bool = False,
     ) -> OSError | StorageError:
         """Return the error of a request that failed."""
-        where, kind, hint = self._at(name), StorageError, ""
+        where, kind, hint, number = self._at(name), StorageError, "", None
         status, why = reason(error)
         if has_condition and isinstance(error, _CONFLICTS):
             return FileExistsError(where)
         if isinstance(error, _ABSENT) or status == _NOT_FOUND:
             if not is_bucket:
                 return FileNotFoundError(where)
-            hint = f"\n{NO_BUCKET}"
+            hint, number = "\nthere is no such bucket", errno.ENOENT
         elif _is_refused(error):
             hint = self._why_refused(error)
         elif isinstance(error, exceptions.InvalidPathError):
@@ -523,7 +523,7 @@ class ObstoreObjects:
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
             kind, hint = UnclearError, "\nwhether it was written is not known"
         hint += self._why_not_reached(str(error))
-        return kind(f"cannot {doing} {where}: {why}{hint}", path=where)
+        return kind(f"cannot {doing} {where}: {why}{hint}", path=where, errno=number)
 
 
 def _is_refused(error: Exception) -> bool:

@@ -153,10 +153,11 @@ def absent(store: Store, name: str) -> str:
     return f"is missing: {why}" if why else "is missing"
 
 
-def unfinished(store: Store) -> str:
+def unfinished(store: Store, save: str = "its save") -> str:
     """Return what is known of a step that is not committed: "its save still runs (…)"; or "".
 
-    Which of several attempts will be committed is open: the one refreshed last is described.
+    Which of several attempts will be committed is open: the one refreshed last is described, in
+    words about `save`.
     """
     if why := store.why_absent():
         return why
@@ -164,18 +165,18 @@ def unfinished(store: Store) -> str:
         live = [one for one in store.state().attempts if one.is_live]
         if live:
             last = min(live, key=lambda one: one.idle_s)
-            return _unfinished(last, store.pace.lease_s)
+            return _unfinished(save, last, store.pace.lease_s)
     return ""
 
 
-def _unfinished(last: Attempt, lease_s: float) -> str:
+def _unfinished(save: str, last: Attempt, lease_s: float) -> str:
     by = f"by {last.owner.get('host', '?')}, pid {last.owner.get('pid', '?')}"
     who = f"({by}, touched {last.idle_s:.0f} s ago)"
     if last.idle_s < lease_s:
-        return f"its save still runs {who}"
+        return f"{save} still runs {who}"
     if last.is_complete:
-        return f"its save is complete, but not committed {who}: `shoal ckpt recover` commits it"
-    return f"its save ended before it was complete {who}"
+        return f"{save} is complete, but not committed {who}: `shoal ckpt recover` commits it"
+    return f"{save} ended before it was complete {who}"
 
 
 def _what_is_there(store: Store) -> str:

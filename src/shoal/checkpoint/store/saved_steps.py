@@ -132,9 +132,10 @@ def none_saved(root: Store) -> NotCommittedError:
     """Return the error for a history without any committed step."""
     if link := root.why_absent():
         return NotCommittedError(f"{root.path}: no step is saved; {link}", path=root.path)
-    begun = ((step, unfinished(store)) for step, store in reversed(root.steps()))
-    step, words = next((one for one in begun if one[1]), (None, ""))
-    detail = f"; {words.replace('its save', f'the save of step {step}', 1)}" if words else ""
+    steps = reversed(root.steps())
+    begun = (unfinished(store, f"the save of step {step}") for step, store in steps)
+    words = next(filter(None, begun), "")
+    detail = f"; {words}" if words else ""
     return NotCommittedError(f"{root.path}: no step is saved{detail}", path=root.path)
 
 

@@ -53,7 +53,7 @@ class Follower(Peer):
         self._connection: Connection | None = None
         self._answered_s = self._began_s
         self._has_joined = False
-        self._problem = "no answer"
+        self._problem = ""  # with the connection; empty: there is no answer
         self._leader, self._leader_processes = "node 0", 0
         self._beat_at_s = math.inf
         self._least_trip_s = math.inf
@@ -132,7 +132,7 @@ class Follower(Peer):
         self._connection = None
         if not self._has_joined:
             if not self.trouble:
-                if self._problem == "no answer":
+                if not self._problem:
                     self._problem = f"what listens there is no launcher of shoal: {reason}"
                 self._connect(_AGAIN_S)
             return
@@ -187,7 +187,7 @@ class Follower(Peer):
             return
         words = (
             f"the launcher of node 0 cannot be reached at {self._address} after {waited_s:.0f} s: "
-            f"{self._problem}"
+            f"{self._problem or 'no answer'}"
         )
         lost_after_s = max(self._nodes.lost_after_s, _BETWEEN_S)
         if self._nodes.is_announced and now - self._answered_s >= lost_after_s:

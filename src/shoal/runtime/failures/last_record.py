@@ -58,7 +58,7 @@ from shoal.runtime.system.failure_words import (
     refusal_of,
     text_of,
 )
-from shoal.tracebacks import BUG, is_ours
+from shoal.tracebacks import is_bug, is_ours
 
 VARIABLE = "SHOAL_RECORD_FILE"
 BEGIN, END = b"\x1e[shoal: for the log]\x1e\n", b"\x1e[shoal: for all]\x1e\n"
@@ -320,7 +320,7 @@ def cause_of(
         kind=next((kind for of, kind in _KINDS if isinstance(error, of)), "exception"),
         exit_code=exit_code_of(error),
         error=facts,
-        is_bug=BUG in facts.notes,
+        is_bug=is_bug(error),
         frames=shown,
         more_frames=len(frames) - len(shown),
         left_out=left_out,
@@ -425,7 +425,7 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
         )
         return (*_own(error), place), {}, 0
     entries = [*_entries(error.__traceback__)]
-    shows_all = settings.text("SHOAL_TRACEBACK") == "full" or BUG in getattr(error, "__notes__", ())
+    shows_all = settings.text("SHOAL_TRACEBACK") == "full" or is_bug(error)
     own = [i for i, entry in enumerate(entries) if shows_all or is_of_program(entry.tb_frame)]
     is_exit = isinstance(error, SystemExit)  # raised by the hook of `sys.exit`
     if not own:
