@@ -172,21 +172,20 @@ def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
 
 
 def test_where_a_process_stands_that_makes_no_progress_is_said_before_its_last_call():
-    said = "no progress for 312 s, at train.py:12 (main); step 12, last at 'step', 313 s ago"
-    still = waiting(1)._replace(is_waiting=False, last_words=said)
-    text = plain(render_roll(many(3, p1=still)), 300)
+    still = "no progress for 312 s, at train.py:12 (main)"
+    text = plain(render_roll(many(3, p1=waiting(1, is_waiting=False, still=still))), 300)
     assert "no progress for 312 s, at train.py:12 (main); last at " in text
 
 
 def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
-    said = "silent for 12.0 s; step 12, waits at 'epoch' for 13.0 s"
-    text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", last_words=said))), 300)
+    silent = waiting(1, still="silent for 12.0 s")._replace(state="silent")
+    text = plain(render_roll(many(3, p1=silent)), 300)
     assert f"  silent for 12.0 s; waits at {EPOCH}  " in text
 
 
 def test_who_is_stopped_comes_first_and_is_said_to_be():
-    said = "stopped (SIGSTOP?) for 3.0 s; step 12, last at 'epoch', 4.0 s ago"
-    roll = many(5, p3=waiting(3, is_waiting=False)._replace(state="stopped", last_words=said))
+    stopped = waiting(3, is_waiting=False, still="stopped (SIGSTOP?) for 3.0 s")
+    roll = many(5, p3=stopped._replace(state="stopped"))
     assert first_processes(roll) == [3, 0]
     text = plain(render_roll(roll), 300)
     assert ": 4 here, 1 stopped; " in text

@@ -63,11 +63,9 @@ STILL_READ: Mapping[tuple[str, str], str] = {
         "_LATE",
     ): "a mark before what a late process reports: made and read there",
     ("compat/dtensor/text.py", "mesh:"): "DTensor's own notation of layouts",
-    ("draw/roll.py", "NO_PROGRESS"): "a mark: one constant makes and reads it, for a table alone",
     ("launch/aftermath.py", "_NOT_OUTPUT"): "lines of shoal in a log, which a report leaves out",
     ("plain_forms.py", "_LEFT_OUT"): "what to pass in place of an object, in a table of forms",
     ("runtime/failures/rendering.py", "shoal run"): "the name of a program",
-    ("runtime/startup/device_start.py", "_NAME"): "the name of a point, in the place of a process",
     ("settings.py", "short or full"): "the unit of a setting, in a table",
     ("testing/cluster.py", "the launcher"): "the name of a process of a test",
 }

@@ -21,7 +21,6 @@ from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import counted
 from shoal.runtime.job_status import SLOW
 from shoal.runtime.rules.point import Member, without_age
-from shoal.runtime.rules.stalls import NO_PROGRESS
 from shoal.runtime.system.failure_words import headline_of, listed
 
 GONE = ("left", "failed", "lost")  # final states
@@ -190,9 +189,9 @@ def standing(member: Member) -> str:
         words, _ = without_age(member)  # which has a column of its own
         return headline_of(words)
     place = f"waits at {member.place}" if member.is_waiting else f"last at {member.place}"
-    first = member.last_words.partition("; ")[0]
-    is_still = member.state == "silent" or first.startswith(NO_PROGRESS)
-    return f"{first}; {place}" if is_still else place
+    if member.still and member.state != "stopped":  # its state says so
+        return f"{member.still}; {place}"
+    return place
 
 
 def render_roll(

@@ -47,6 +47,18 @@ def test_who_is_stopped_is_shown_as_stopped_while_it_is(record):
     assert (record.member(6.0).state, record.stopped_since) == ("here", None)
 
 
+def test_the_call_and_a_standstill_are_fields(record):
+    record.note(1.0, "last at", EPOCH._replace(operation="barrier"))
+    assert (record.member(2.0).call, record.member(2.0).still) == ("barrier", "")
+    record.take_beat(5.0, beat(STEP, 0.5)._replace(at=("step", "step", "t.py:8 (f)")))
+    record.idle = "no progress for 12 s, at t.py:7"
+    member = record.member(6.0)
+    assert (member.call, member.still) == ("step", record.idle)
+    assert member.last_words.startswith(f"{record.idle}; step 6, last at {STEP}, ")
+    record.leave(7.0, Departure("killed", "lost"))
+    assert record.member(8.0).still == ""
+
+
 def test_how_it_went_says_where_it_was_last(record):
     record.take_beat(2.0, beat(STEP, 0.5))
     record.stop(3.0, is_stopped=True)

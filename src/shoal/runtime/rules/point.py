@@ -108,6 +108,8 @@ class Member(NamedTuple):
     follows: bool = False  # it has failed because of others, as it reported
     lane: str = ""  # in which it waits, if the program chose it; empty: the main one
     is_ending: bool = False  # its program has ended, and it waits for its devices
+    call: str = ""  # that of `place`: "barrier"; empty: none
+    still: str = ""  # for how long it is stopped, is silent or makes no progress; empty: it runs
 
     @property
     def own_s(self) -> float | None:

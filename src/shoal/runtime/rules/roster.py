@@ -281,15 +281,10 @@ class Record(Generic[To]):
     def whereabouts(self, now: float) -> dict[str, Any]:
         """Return its step and its last call, for the launcher's report."""
         waits = self._waits()
-        words, place, since = self._last()
-        point = self.activity.point
+        words, _, since = self._last()
         if waits:
-            point, since = waits[0].point, waits[0].since
-        elif self.beat is not None and place == self.beat.place and any(self.beat.at):
-            call, name, site = self.beat.at
-            point = Point(name, operation=call, site=site)
-        elif point is None or place != point.place:
-            point = Point("", site=place)
+            since = waits[0].since
+        point = self._point()
         return {
             "step": self.step,
             "call": point.call,
@@ -313,14 +308,14 @@ class Record(Generic[To]):
         if self.state in ("left", "lost", "failed"):
             words, _, when = self.activity
             return aged(words.rstrip(), AGO, max(0.0, now - when))
-        return self._still(now) + self._where(now)
+        return "; ".join(filter(None, [self._still(now), self._where(now)]))
 
     def _still(self, now: float) -> str:
         if self.stopped_since is not None:
-            return f"stopped (SIGSTOP?) for {now - self.stopped_since:.1f} s; "
+            return f"stopped (SIGSTOP?) for {now - self.stopped_since:.1f} s"
         if self.silent_since is not None:
-            return f"silent for {now - self.silent_since:.1f} s; "
-        return f"{self.idle}; " if self.idle else ""
+            return f"silent for {now - self.silent_since:.1f} s"
+        return self.idle
 
     def _last_seen(self, now: float) -> str:
         waits = self._waits()
@@ -372,12 +367,27 @@ class Record(Generic[To]):
             follows=self.departure.follows,
             lane=waits[0].point.chosen_lane if waits else "",
             is_ending=self.is_ending,
+            call=self._point().call,
+            still="" if self.state in ("left", "lost", "failed") else self._still(now),
         )
 
     def _waits(self) -> list[WaitingProcess[To]]:
         """Return its waits, the main lane first."""
         lanes = sorted(self.blocked, key=lambda lane: lane != "main")
         return [self.blocked[lane].arrived[self.index] for lane in lanes]
+
+    def _point(self) -> Point:
+        """Return where it waits, or its last call."""
+        waits, (_, place, _) = self._waits(), self._last()
+        point = self.activity.point
+        if waits:
+            return waits[0].point
+        if self.beat is not None and place == self.beat.place and any(self.beat.at):
+            call, name, site = self.beat.at
+            return Point(name, operation=call, site=site)
+        if point is None or place != point.place:
+            return Point("", site=place)
+        return point
 
     def _last(self) -> tuple[str, str, float]:
         """Return its last action, place and time: the newer one of arrivals and beats.

@@ -31,7 +31,6 @@ from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
 MOST_SITE = 300  # characters
-NO_PROGRESS = "no progress for"  # how the last words of an idle process begin
 _MOST_GROUPS = 8  # of processes at one place, in a report
 _BELOW = ("library", "", "jax")
 _FACTS = (

@@ -44,7 +44,7 @@ from shoal.runtime.rules.requested_saves import (
     SaveState,
     Sent,
 )
-from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
+from shoal.runtime.rules.stalls import Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
 from shoal.runtime.system.callsite import line_of
@@ -219,7 +219,7 @@ class ServedJob:
         self._stalls.receive(self._running.read(self.now()), process, idle)
         words = ""
         if idle is not None:
-            words = f"{NO_PROGRESS} {idle.idle_s:.0f} s, at {line_of(idle.site)}"
+            words = f"no progress for {idle.idle_s:.0f} s, at {line_of(idle.site)}"
         self.meeting.mark_idle(process, words)
         if idle is not None:
             self._judge_stall(self.meeting)

@@ -175,7 +175,7 @@ def _missing(coordinator: Coordinator) -> list[Member] | None:
         return [
             member
             for member in coordinator.members(timeout_s=_ASK_S)
-            if member.process != coordinator.process and _NAME not in member.place
+            if member.process != coordinator.process and member.call != _NAME
         ]
     return None
 
