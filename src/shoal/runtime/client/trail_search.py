@@ -197,28 +197,28 @@ def _search(
         advice = f"They differ before call {first}: earlier calls are not kept on all."
         return _Shown([_unexplained(side, None) for side in sides], advice=advice)
     entry = None if mine is None else mine.entry(number)
-    answers = meet(b"" if entry is None else entry.place.encode(errors="replace"))
-    places = [answers[process].decode(errors="replace") for process in representatives]
-    if len({*places}) > 1:
+    answers = meet(b"" if entry is None else json.dumps([entry.operation, entry.site]).encode())
+    made = [answers[process] for process in representatives]
+    if len({*made}) > 1:
         ended = [f"(no call: {_end(side)} first)" for side in sides]
         calls = [
-            _call(place) if place else Said((), end)
-            for place, end in zip(places, ended, strict=False)
+            _call(row) if row else Said((), end) for row, end in zip(made, ended, strict=False)
         ]
         return _Shown(calls, advice=needs("", "call", is_silent=True))
-    call = _call(places[0])
+    call = _call(made[0])
     lines = find_line(meet, None if entry is None else entry.lines, representatives)
     if lines is None:
-        return _Shown([call for _ in places])
+        return _Shown([call for _ in made])
     kind, shown = compare_lines([lines[1][process] for process in representatives], ENDED)
     rows = [call._replace(said=line) for line in shown]
     return _Shown(rows, kind, needs(call.call, kind.what))
 
 
-def _call(place: str) -> Said:
-    """Return the call of an entry's place: `put at train.py:12 (main)`."""
-    call, _, site = place.partition(" at ")
-    return Said((), call=call, site=site)
+def _call(row: bytes) -> Said:
+    """Return the call of an entry, from its operation and call site as they were sent; of none,
+    one without them."""
+    operation, site = json.loads(row or b'["", ""]')
+    return Said((), call=operation, site=site)
 
 
 class _Calls:
