@@ -28,9 +28,10 @@ _REGISTER = "jax.tree_util.register_dataclass"
 _AS_DICT = "dataclasses.asdict(…) of it"
 _COLUMNS = "the .to_numpy() of each of its columns"
 _READ = "the number of items read so far"
-_LEFT_OUT = "leave it out"  # a form that begins so is an instruction: no verb comes before it
+_LEFT_OUT = "leave it out"
 _NO_STATE = f"{_LEFT_OUT}, and make it anew"
 _PLACED = f"{_LEFT_OUT}: restore and put take layouts"
+_INSTRUCTIONS = (_LEFT_OUT, _NO_STATE, _PLACED)  # no verb comes before them
 
 # By library and class, the first base that is listed; before all general rules.
 _KNOWN: Mapping[tuple[str, str], str] = {
@@ -100,7 +101,7 @@ def advice(value: Any, verb: str, done: str, *, can_register: bool = False) -> s
     form = plain_form(value)
     if form or not callable(value):
         words = form
-        if form and not form.startswith(_LEFT_OUT):
+        if form and form not in _INSTRUCTIONS:
             words = f"{verb} {form}"
         is_open = can_register and form == _AS_DICT
         return f"decorate it with @{_REGISTER}, or {words}" if is_open else words

@@ -64,7 +64,6 @@ STILL_READ: Mapping[tuple[str, str], str] = {
     ): "a mark before what a late process reports: made and read there",
     ("compat/dtensor/text.py", "mesh:"): "DTensor's own notation of layouts",
     ("launch/aftermath.py", "_NOT_OUTPUT"): "lines of shoal in a log, which a report leaves out",
-    ("plain_forms.py", "_LEFT_OUT"): "what to pass in place of an object, in a table of forms",
     ("runtime/failures/rendering.py", "shoal run"): "the name of a program",
     ("settings.py", "short or full"): "the unit of a setting, in a table",
     ("testing/cluster.py", "the launcher"): "the name of a process of a test",
