@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 
-from shoal.errors import DeadlineError, DivergenceError, PeerFailedError
+from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, SaveAbortedError
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.conclusion import Facts, Loss, conclude
 from shoal.launch.news import News
@@ -56,6 +56,25 @@ def test_the_others_waited_or_went_on_to_an_error_of_their_own():
     waiting, later = failure.others
     assert (waiting.processes, waiting.state, waiting.place.call) == ((1, 2), "waiting", "barrier")
     assert (later.processes, later.words) == ((3,), "then raised KeyError: 'cleanup'")
+
+
+def test_what_a_waiting_process_raised_says_whole_who_did_not_come_and_is_one_for_all():
+    where = "/home/me/" + "a-long-name-of-a-run/" * 6
+    errors = [
+        SaveAbortedError(
+            f"process {me} of 4 (node{me}): save('{where}step_9') was ended because process 0 did "
+            "not call it: every process must call save\nnothing of it is kept, and earlier saves "
+            f"are unaffected\nprocess {me} of 4: save (train.py:8) cannot complete: {'x' * 200}"
+        )
+        for me in range(4)
+    ]
+    last = [ended(me, errors[me], code=72, because_of=[0]) for me in (1, 2, 3)]
+    failure = failure_of(ended(0, code=1), *last)
+    (others,) = failure.others
+    text = " ".join(plain_text(failure).split())
+    assert others.processes == (1, 2, 3)
+    assert "because process 0 did not call it: every process must call save Exit code" in text
+    assert "characters" not in text
 
 
 def test_a_survivor_that_joined_by_jax_alone_is_apart_from_the_others():

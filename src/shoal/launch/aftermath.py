@@ -57,7 +57,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
 _CTRL_C = KeyboardInterrupt.__name__
-_SAID = 240  # characters of a later error
+_SAID = 400  # characters of a later error, its type and its place
 _REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no preemption notice."
 
 

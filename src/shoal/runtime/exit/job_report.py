@@ -623,7 +623,7 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
     if isinstance(end.error, ShoalError):
         return dataclasses.replace(_stopped_at(coordinator, end.error), exit_code=end.code)
     words = raised_words(own)
-    words = words if own.error is None else one_line(f"then {words}", 240)
+    words = words if own.error is None else one_line(f"then {words}", _MOST)
     return Others(processes=me, state="ended", exit_code=end.code, words=words)
 
 

@@ -41,6 +41,7 @@ from shoal.runtime.failures.headline import (
 )
 from shoal.runtime.failures.page import Line, Page, Span, Style
 from shoal.runtime.failures.shortening import (
+    as_one_line,
     capital,
     columns,
     fits,
@@ -493,7 +494,7 @@ def _error(error: ErrorFacts, page: Page) -> list[Line]:
 
 def _on_one_line(error: ErrorFacts, room: int, dots: str) -> str:
     """Return the type, and what fits of the message."""
-    message = " ".join(error.message.split())
+    message = as_one_line(error.message.splitlines())
     if not message:
         return error.type
     return f"{error.type}: {shortened(message, max(20, room - columns(error.type) - 2), dots)}"
@@ -513,23 +514,12 @@ def _message(error: ErrorFacts, page: Page) -> list[Line]:
     parts = message_parts(text, length, is_whole=False)
     lines = _typed(error.type, parts.head, page)
     if len(lines) > limit:
-        lines = _typed(error.type, [_as_one_line(parts.head)], page)
+        lines = _typed(error.type, [as_one_line(parts.head)], page)
     if parts.left_out:
         dots = page.style.dots
         lines += page.deeper().text(f"{dots} {parts.left_out} {dots}", "quiet")
         lines += page.deeper().text(parts.tail, most=2) if parts.tail else []
     return lines
-
-
-def _as_one_line(lines: Sequence[str]) -> str:
-    """Return lines as one, with a mark where one of them ends without any.
-
-    >>> _as_one_line(["save: 2 problems:", "  w: no array", "  b: no array", "pass arrays"])
-    'save: 2 problems: w: no array; b: no array; pass arrays'
-    """
-    stripped = [line.strip() for line in lines if line.strip()]
-    marked = [line if line[-1] in ".:;," else f"{line};" for line in stripped[:-1]]
-    return " ".join([*marked, *stripped[-1:]])
 
 
 def _errors(found: re.Match[str]) -> str:
@@ -557,7 +547,7 @@ def others(failure: JobFailure, page: Page) -> list[Line]:
         sentences[:1] = [f"{step} {sentences[0]}" if sentences else step]
     shown = page.limits.others
     for sentence in sentences[:shown]:
-        lines += page.text(sentence, most=3 if shown > 1 else 2)
+        lines += page.text(sentence, most=5 if shown > 1 else 3)
     left = sum(len(one.processes) for one in failure.others[shown:])
     if left:
         lines += page.text(f"{page.style.dots} {left} other {_noun(left)}", "quiet")

@@ -22,8 +22,8 @@ from shoal.runtime.system.failure_words import ranges_of
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
 _MOST_PROCESSES = 1 << 20
-_NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
 
 T = TypeVar("T")
 
@@ -265,7 +265,7 @@ def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause
         said: tuple[object, ...] = (cause.kind, cause.signal, cause.exit_code, cause.words)
         # Of an exception not how the process ended: it may have been sent a signal on its way out.
         if error is not None:
-            said = error.type, _NAMES_ITSELF.sub("", error.message, count=1)
+            said = error.type, NAMES_ITSELF.sub("", error.message, count=1)
         key = said, cause.frames, cause.thread
         groups.setdefault(key, []).append(cause)
     found = []

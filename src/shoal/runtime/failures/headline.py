@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from shoal.errors import CorruptCheckpointError, with_article
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
+    NAMES_ITSELF,
     CallPlace,
     Cause,
     Difference,
     JobFailure,
     ProcessSet,
 )
-from shoal.runtime.failures.shortening import path_end, process_ranges, shortened
+from shoal.runtime.failures.shortening import first_sentence, path_end, process_ranges, shortened
 from shoal.runtime.system.failure_words import listed
 
 # Columns of names that may be long.
 NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120
+MESSAGE_COLUMNS = 240  # of an exception that is a part of a sentence
 _PLURALS = {
     "name": "names", "tree": "trees", "shape": "shapes", "dtype": "dtypes", "value": "values",
     "group": "groups", "layout": "layouts", "step": "steps", "replica": "replicas",
@@ -151,12 +153,17 @@ def all_processes(count: int) -> str:
 
 
 def raised_words(cause: Cause) -> str:
-    """Return an exception and its place on one line: `raised KeyError (train.py:3): 'x'`."""
+    """Return an exception and its place on one line: `raised KeyError (train.py:3): 'x'`.
+
+    Of the message it is the first sentence, without the process that it may begin with: the caller
+    names it. The log has the rest.
+    """
     error, frames = cause.error, cause.frames
     if error is None:
         return "failed"
     at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
-    return f"raised {error.type}{at}: {' '.join(error.message.split())}"
+    message = first_sentence(NAMES_ITSELF.sub("", error.message, count=1))
+    return f"raised {error.type}{at}: {shortened(message, MESSAGE_COLUMNS)}"
 
 
 def seconds(duration_s: float) -> str:

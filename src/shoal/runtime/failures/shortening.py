@@ -307,6 +307,30 @@ def sentence(line: str) -> str:
     return capital(line.strip()) + ("" if line.endswith(":") else ".")
 
 
+def as_one_line(lines: Iterable[str]) -> str:
+    """Return lines as one, with a mark where one of them ends without any.
+
+    >>> as_one_line(["save: 2 problems:", "  w: no array", "  b: no array", "pass arrays"])
+    'save: 2 problems: w: no array; b: no array; pass arrays'
+    """
+    stripped = [" ".join(line.split()) for line in lines if line.strip()]
+    marked = [line if line[-1] in ".:;," else f"{line};" for line in stripped[:-1]]
+    return " ".join([*marked, *stripped[-1:]])
+
+
+def first_sentence(message: str) -> str:
+    """Return the first line of a message, and those that it announces, as one line.
+
+    >>> first_sentence("save: process 1 did not call it\\nnothing of it is kept")
+    'save: process 1 did not call it'
+    >>> first_sentence("save: 2 problems:\\n  w: no array\\n  b: no array")
+    'save: 2 problems: w: no array; b: no array'
+    """
+    lines = message.strip().splitlines()
+    is_whole = not lines or lines[0].rstrip().endswith(":")
+    return as_one_line(lines if is_whole else lines[:1])
+
+
 def process_ranges(processes: Iterable[int]) -> str:
     """Return processes as a report names them: five ranges, and how many more there are."""
     return listed(set(processes), most=5)
