@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import signal
 
+import pytest
+
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, SaveAbortedError
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.conclusion import Facts, Loss, conclude
@@ -197,6 +199,13 @@ def test_processes_that_arrived_after_a_difference_are_named():
     assert cause.error is None
     assert failure.headline == "processes gave put different shapes, found in step 3"
     assert "Processes 2-3 raised the same error." in plain_text(failure, "shoal run")
+
+
+@pytest.mark.parametrize(("step", "said"), [(1, " in step 1, found in step 3"), (3, " in step 3")])
+def test_a_call_that_sends_nothing_has_its_own_step_and_that_in_which_it_was_found(step, said):
+    found = Difference(what="shape", call="put", found_at=CallPlace(call="barrier"), step=step)
+    failure = failure_of(*(ended(n, DivergenceError("b", difference=found)) for n in range(2)))
+    assert failure.headline == f"processes gave put different shapes{said}"
 
 
 def test_processes_that_arrived_after_a_difference_are_on_the_sides_that_they_recorded():

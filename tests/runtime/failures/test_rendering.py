@@ -472,7 +472,7 @@ def facts_of(num_processes: int) -> st.SearchStrategy[JobFailure]:
     whats = st.sampled_from(WHATS)
     differences = st.builds(
         Difference, what=whats, call=SHORT, path=SHORT, name=SHORT, sides=sides.map(tuple),
-        found_at=PLACES, failed_since=st.just("") | TEXT,
+        found_at=PLACES, step=st.none() | st.integers(0), failed_since=st.just("") | TEXT,
     )  # fmt: skip
     standing = st.lists(
         st.builds(Waiting, processes=several, place=PLACES, frames=FRAMES, last_met=PLACES,

@@ -115,6 +115,20 @@ def test_another_shape():
     ]
 
 
+@pytest.mark.parametrize(
+    "other", [("put", "train.py:14 (main)", SPEC), ("put", "train.py:12 (main)", SPEC[:2])]
+)
+def test_the_step_of_the_first_call_that_differs_is_known(other):
+    job = local_job()
+    for coordinator in job.coordinators:
+        for number in range(5, 20):
+            entry = TrailEntry("put", "train.py:12 (main)", SPEC, step=number)
+            if number == 7 and coordinator.process == 1:
+                entry = TrailEntry(*other, step=number)
+            coordinator.trails.record(entry, group=None, lane="main")
+    assert [error.difference.step for error in meet_all(job)] == [7, 7]
+
+
 def test_the_promise_about_values_must_be_equal_too():
     other = ("check_values=False", *SPEC[1:])
     assert differing(

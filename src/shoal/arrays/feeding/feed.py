@@ -274,7 +274,8 @@ class Feed:
         if given is None:
             self._has_ended = True
             raise StopIteration
-        entry = TrailEntry(f"batch {self._batches} of feed at {meeting.site}", "", ())
+        batch = f"batch {self._batches} of feed at {meeting.site}"
+        entry = TrailEntry(batch, "", (), step=progress.step)
         meeting.coordinator.trails.record(entry, group=meeting.group)
         progress.turns += 1
         self._batches += 1
@@ -326,7 +327,8 @@ def _meeting(
         )
     group = None if len(owners) == here.num_processes else owners
     site = callsite()
-    name = here.trails.record(TrailEntry("feed", site, spec), group=group, lane=lane)
+    entry = TrailEntry("feed", site, spec, step=here.progress.step)
+    name = here.trails.record(entry, group=group, lane=lane)
     if not name and len(owners) > 1:
         raise UsageError(
             "feed: this thread has never synchronized with other processes, so its calls "

@@ -53,7 +53,8 @@ def record_trail(
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
         digests = "\n".join([*map(_digest, leaves), *[""] * len(nodes)]) if values else ""
-        entry = TrailEntry(operation, callsite(), (*options, *trail_lines(leaves), *nodes), digests)
+        spec = (*options, *trail_lines(leaves), *nodes)
+        entry = TrailEntry(operation, callsite(), spec, digests, coordinator.progress.step)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -87,12 +88,14 @@ def record_trail_of_parts(
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
     values_text = "\n".join([*digests, *[""] * len(nodes)]) if any(digests) else ""
-    entry = TrailEntry(operation, site, (*options, *trail_lines(leaves), *nodes), values_text)
+    spec, step = (*options, *trail_lines(leaves), *nodes), coordinator.progress.step
+    entry = TrailEntry(operation, site, spec, values_text, step)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
         shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
-        entry = TrailEntry(operation, site, trail_lines(shared), "\n".join(map(_digest, shared)))
+        digests = list(map(_digest, shared))
+        entry = TrailEntry(operation, site, trail_lines(shared), "\n".join(digests), step)
         if lane is not None:  # otherwise `record` has warned
             coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
 

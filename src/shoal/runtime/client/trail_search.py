@@ -35,7 +35,7 @@ from shoal.runtime.rules.first_difference import (
 )
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail import Trail, TrailsDiffer
+from shoal.runtime.rules.trail import Trail, TrailEntry, TrailsDiffer
 from shoal.runtime.rules.trail_marks import UNKNOWN, Found, TrailVersion
 from shoal.runtime.system.callsite import line_of
 
@@ -141,13 +141,14 @@ class _Shown(NamedTuple):
     rows: Sequence[Said]  # of each representative, without processes
     kind: Kind = Kind("call")
     advice: str = ""
+    step: int | None = None  # the first in which one of them made it
 
 
 def _shown_of(facts: Any) -> _Shown | None:
     """Return what another process has found, as it came from JSON."""
     try:
-        rows, kind, advice = facts
-        return _Shown([Said((), *row[1:]) for row in rows], Kind(*kind), advice)
+        rows, kind, advice, step = facts
+        return _Shown([Said((), *row[1:]) for row in rows], Kind(*kind), advice, step)
     except (TypeError, ValueError):
         return None
 
@@ -166,6 +167,7 @@ def _error(me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown) ->
         kind=shown.kind,
         advice=shown.advice,
         found_at=call_at(point),
+        step=shown.step,
     )
 
 
@@ -197,28 +199,22 @@ def _search(
         advice = f"They differ before call {first}: earlier calls are not kept on all."
         return _Shown([_unexplained(side, None) for side in sides], advice=advice)
     entry = None if mine is None else mine.entry(number)
-    answers = meet(b"" if entry is None else json.dumps([entry.operation, entry.site]).encode())
-    made = [answers[process] for process in representatives]
-    if len({*made}) > 1:
-        ended = [f"(no call: {_end(side)} first)" for side in sides]
-        calls = [
-            _call(row) if row else Said((), end) for row, end in zip(made, ended, strict=False)
-        ]
-        return _Shown(calls, advice=needs("", "call", is_silent=True))
-    call = _call(made[0])
+    sent = _NO_CALL if entry is None else (entry.operation, entry.site, entry.step)
+    answers = meet(json.dumps(sent).encode())
+    made = [json.loads(answers[process]) for process in representatives]
+    calls = [Said((), call=operation, site=site) for operation, site, _ in made]
+    step = min((step for *_, step in made if step is not None), default=None)
+    if len({*calls}) > 1:
+        ended = [Said((), f"(no call: {_end(side)} first)") for side in sides]
+        rows = [row if row.call else end for row, end in zip(calls, ended, strict=False)]
+        return _Shown(rows, advice=needs("", "call", is_silent=True), step=step)
+    call = calls[0]
     lines = find_line(meet, None if entry is None else entry.lines, representatives)
     if lines is None:
-        return _Shown([call for _ in made])
+        return _Shown(calls, step=step)
     kind, shown = compare_lines([lines[1][process] for process in representatives], ENDED)
     rows = [call._replace(said=line) for line in shown]
-    return _Shown(rows, kind, needs(call.call, kind.what))
-
-
-def _call(row: bytes) -> Said:
-    """Return the call of an entry, from its operation and call site as they were sent; of none,
-    one without them."""
-    operation, site = json.loads(row or b'["", ""]')
-    return Said((), call=operation, site=site)
+    return _Shown(rows, kind, needs(call.call, kind.what), step)
 
 
 class _Calls:
@@ -265,6 +261,7 @@ def _unexplained(side: TrailVersion, mine: Trail | None) -> Said:
 # take no part in the search, fetch it there. Nothing is sent unless there is a difference.
 
 
+_NO_CALL = ("", "", None)  # the operation, call site and step of a process that made none
 _PAUSES_S = (0.002, 0.1)  # between two queries: the first, and the longest
 
 Search = Callable[[Meet, Sequence[int]], Any]  # by rounds, between these representatives

@@ -131,6 +131,7 @@ def compared(
     advice: str = "",
     intro: str = "",
     found_at: Said | None = None,
+    step: int | None = None,
     failed_since: str = "",
 ) -> DivergenceError:
     """Return the error that shows each group of processes, the smallest first.
@@ -142,6 +143,7 @@ def compared(
       advice: what to do; the last line.
       intro: a line before the groups.
       found_at: the call at which earlier calls were compared.
+      step: in which the earlier call was made.
       failed_since: the first call of those that failed in a row before: "call 3, barrier 'a'".
     """
     rows = sorted(sides, key=lambda side: (len(side.processes), [*side.processes]))
@@ -168,7 +170,7 @@ def compared(
     held: dict[str, tuple[int, ...]] = {}
     for row, text in zip(rows, shown, strict=True):
         held[text] = tuple(sorted({*held.get(text, ()), *row.processes}))
-    difference = _difference(rows, kind, found_at, failed_since)
+    difference = _difference(rows, kind, found_at, step, failed_since)
     return DivergenceError("\n".join(lines), sides=held, difference=difference)
 
 
@@ -327,7 +329,11 @@ def _after(source: str) -> str:
 
 
 def _difference(
-    rows: Sequence[Said], kind: Kind, found_at: Said | None, failed_since: str
+    rows: Sequence[Said],
+    kind: Kind,
+    found_at: Said | None,
+    step: int | None,
+    failed_since: str,
 ) -> Difference:
     """Return the facts for a report."""
     from shoal.runtime.failures.facts import Difference
@@ -341,6 +347,7 @@ def _difference(
         name=names.pop() if len(names) == 1 else "",
         sides=tuple(_side(row, kind) for row in rows),
         found_at=None if found_at is None else _place(found_at),
+        step=step,
         failed_since=failed_since,
     )
 

@@ -118,6 +118,7 @@ class Difference:
     name: str = ""  # of the point
     sides: tuple[DivergenceSide, ...] = ()
     found_at: CallPlace | None = None  # where a call that sends nothing was compared
+    step: int | None = None  # in which that call was made
     failed_since: str = ""  # the first call of those that failed in a row before
     late: DivergenceSide | None = None  # the process that recorded it, if it arrived later
 

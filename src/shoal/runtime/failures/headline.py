@@ -109,10 +109,18 @@ def predicate(cause: Cause) -> str:
 
 
 def _difference_claim(difference: Difference, step: int | None) -> str:
-    """Return what differs, and the step of the call that found it: a call that differs is older."""
+    """Return what differs, and the steps of the first call that differs and of the one that found
+    it, as far as they are known.
+
+    Args:
+      step: of the call that found it.
+    """
     what, call = difference.what, difference.call or "a call"
     in_step = f" in step {step}" if step is not None else ""
     found = f", found{in_step}" if in_step else ""
+    if difference.step is not None:
+        found = "" if difference.step == step else found
+        found = f" in step {difference.step}{found}"
     if what == "call":
         return f"processes made different calls{found}"
     if what == "program":

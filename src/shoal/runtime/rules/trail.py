@@ -53,6 +53,7 @@ class TrailEntry(NamedTuple):
     site: str  # call site
     spec: tuple[str, ...]  # options, then a line for each leaf
     values: str = ""  # "= [1, 2]", a digest, or nothing, for each of the last lines of `spec`
+    step: int | None = None  # in which this process made it; need not be equal
 
     @property
     def place(self) -> str:
