@@ -308,7 +308,7 @@ def _by_itself(ending: Ending) -> Cause:
         said = headline_of(ending.gone.words)
         return dataclasses.replace(cause, words=(f"It had reported: {said}",))
     if ending.has_left:
-        words, *_ = left_cause(_whereabouts(ending)).words
+        words, *_ = left_cause(ending.left).words
     elif ending.code == 0:
         words = "It ended before it left the job: os._exit, exit() in native code, or "
         words += "initialize(hooks=False) without shutdown()."

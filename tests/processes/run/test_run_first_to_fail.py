@@ -100,10 +100,11 @@ ENDS = {
         ("process 1 of 3 raised JaxRuntimeError", 1, "no such token"),
     ),
     "a slow end because of one that left": (
-        "if here == 0: sys.exit()\n"
+        "with shoal.step(3):\n"
+        "    if here == 0: sys.exit()\n"
         "if here == 2: threading.Thread(target=time.sleep, args=(1000,)).start()\n"
         "shoal.barrier('b')\n",
-        ("process 0 of 3 ended with exit code 0", 72, "It had left the job in order"),
+        ("process 0 of 3 ended with exit code 0", 72, "order, by sys.exit() at script.py:14, and"),
     ),
     "an error, while the others compute": (
         "for step in range(99):\n"

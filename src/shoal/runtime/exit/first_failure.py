@@ -32,6 +32,7 @@ from shoal.runtime.failures.facts import (
 from shoal.runtime.failures.headline import place_words
 from shoal.runtime.failures.last_record import LastRecord, place_at
 from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.failure_words import listed
 
 # Kinds of errors that all processes of a meeting share.
@@ -274,11 +275,13 @@ def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
     ][:1]
 
 
-def left_cause(at: Whereabouts | None) -> Cause:
+def left_cause(left: Gone | None) -> Cause:
     """Return the failure of a process that had left the job in order, and that others missed."""
-    place = None if at is None else at.place
+    place = None if left is None or left.at is None else left.at.place
     where = ""
-    if place is not None and not place.call:  # else the last call, which it has returned from
+    if left is not None and left.why:
+        where = f", by {line_of(left.why)}"
+    elif place is not None and not place.call:  # else the last call, which it has returned from
         where = f", by {place_words(place)}"
     words = f"It had left the job in order{where}, and others waited for it."
     return Cause(processes=ProcessSet(), kind="exit", exit_code=0, words=(words,))

@@ -61,6 +61,7 @@ from shoal.runtime.failures.last_record import (
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
+    EXIT_AT,
     Departure,
     exit_of,
     exit_words,
@@ -335,7 +336,7 @@ class ExitGuard:
         if threading.current_thread() is threading.main_thread():
             place = stands(sys._getframe(1))
             if self._coordinator is not None and place:  # "": a runner raises it again
-                self._coordinator.progress.leave(f"sys.exit() at {place}")
+                self._coordinator.progress.leave(f"{EXIT_AT}{place}")
             self._exit_status = status if isinstance(status, int) else int(status is not None)
             # Python takes a code from its excepthook, but not from an exit handler: these run once
             # the main thread counts as ended.

@@ -418,7 +418,7 @@ class ProcessState(NamedTuple):
         place = None if self.at is None else self.at.place
         gone, processes = self.gone, ProcessSet([self.process])
         if gone is None or gone.state == "left":
-            return dataclasses.replace(left_cause(self.at), processes=processes, step=step)
+            return dataclasses.replace(left_cause(gone), processes=processes, step=step)
         if gone.state == "lost":
             words = f"{capital(gone.why or headline_of(gone.words))}."
             return Cause(processes=processes, kind="lost", words=(words,), place=place, step=step)

@@ -35,7 +35,7 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.stalls import idle_of, seen_of
 from shoal.runtime.server.job import Life, ServedJob
-from shoal.runtime.system.failure_words import Departure, one_line
+from shoal.runtime.system.failure_words import EXIT_AT, Departure, one_line
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -137,10 +137,14 @@ class ProcessCaller:
 
     def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         words = one_line(frame.body.decode(errors="replace"))
+        why = ""
         if "place" in frame.header:
-            self._job.left_at[self._life.process] = text_field(frame.header, "place")[:_MAX_WORDS]
+            place = text_field(frame.header, "place")[:_MAX_WORDS]
+            self._job.left_at[self._life.process] = place
+            why = place if place.startswith(EXIT_AT) else ""
         how = "exited" if words else ""
-        self._job.depart(self._life.process, Departure(words or "left the job", "left", how))
+        departure = Departure(words or "left the job", "left", how, why)
+        self._job.depart(self._life.process, departure)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`."""
