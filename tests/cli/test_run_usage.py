@@ -366,6 +366,29 @@ def test_options_of_other_launchers_say_what_to_write(option, whose, words, chil
     assert ended.stderr.count("\n") == 1
 
 
+def test_all_options_of_other_launchers_are_refused_at_once_but_not_those_of_the_script(child_env):
+    given = ("--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv-id=7", "--standalone", "-x", "A=1")
+    ended = shoal("run", *given, "train.py", "--tee", "3", env=child_env)
+    first, *lines = ended.stderr.splitlines()
+    assert (ended.returncode, first) == (2, "shoal: run: 4 problems")
+    named = [line.split(" is not an option here: ")[0] for line in lines]
+    wanted = ("--rdzv-backend", "--rdzv-id", "--standalone")
+    assert named == [*(f"  - {one} of torchrun" for one in wanted), "  - -x of mpirun"]
+
+
+@pytest.mark.parametrize("word", ["--hosts", "--nproc", "--standalon"])
+def test_an_option_that_is_refused_is_not_proposed(word, child_env):
+    ended = shoal("run", word, "2", "train.py", env=child_env)
+    said = ended.stderr.partition(f"No such option: {word}")[2]
+    assert set(re.findall(r"--?\w[\w-]*", said)) <= command._own_options(), ended.stderr
+    assert ended.returncode == 2
+
+
+@pytest.mark.parametrize(("count", "words"), [("gpu", "write -n auto"), ("cpu", "=cpu shoal run")])
+def test_counts_of_torchrun_say_what_to_write(count, words):
+    assert words in refusal("train.py", processes=count)
+
+
 def test_the_page_on_other_launchers_has_all_of_their_options_and_only_ours():
     page = (ROOT / "docs/coming-from/torchrun-and-mpirun.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]

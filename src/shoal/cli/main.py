@@ -160,8 +160,15 @@ class TypedCommand(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
-        _keep_typed(self.callback, self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        parameters = self.get_params(ctx)
+        _keep_typed(self.callback, parameters)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if possible := getattr(error, "possibilities", None):  # an unknown option
+                hidden = {name for one in parameters if one.hidden for name in one.opts}
+                vars(error)["possibilities"] = sorted({*possible} - hidden)
+            raise
 
 
 class TypedGroup(typer.core.TyperGroup):

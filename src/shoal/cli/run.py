@@ -272,10 +272,13 @@ def run(
     coordinator: Coordinator = None,
     master_addr: MasterHost = None,
     master_port: MasterPort = None,
-    _refused: Refused = None,
-    _refused_flags: RefusedFlags = False,
+    refused: Refused = None,
+    refused_flags: RefusedFlags = False,
 ) -> None:
     """Run a program as N processes on each of one or more hosts, joined as one job."""
+    if refused is not None or refused_flags:
+        typed = sys.argv[1 : len(sys.argv) - len(program or ())]
+        raise_all("run", _refusals(typed))
     if sys.platform == "win32":
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
@@ -314,6 +317,9 @@ def check(request: RunRequest) -> _Checked:
     why_auto = ""
     if request.processes == "auto":
         processes, why_auto = _num_processes(request)
+    elif (instead := _INSTEAD_OF_COUNTS.get(request.processes)) is not None:
+        processes = None
+        problems.append(f"-n {request.processes} of torchrun is not known here: {instead}")
     else:
         processes = _count("-n", request.processes, problems, instead=", or auto")
     nodes = check_nodes(request.nodes, problems)
@@ -776,17 +782,26 @@ _INSTEAD_OF_FLAGS: Mapping[str, str] = {
 }
 
 
-def _refuse(value: str | bool | None) -> None:
-    """Refuse an option of another launcher; the error says what to write instead."""
-    if not value:
-        return
+_INSTEAD_OF_COUNTS: Mapping[str, str] = {
+    "gpu": "write -n auto, one process for each GPU",
+    "cpu": "write JAX_PLATFORMS=cpu shoal run -n auto …, one process for each core",
+}
+
+
+def _refusals(typed: Sequence[str]) -> list[str]:
+    """Return a message for each option of another launcher; it says what to write instead.
+
+    Args:
+      typed: the words before the program.
+    """
     of_torchrun = {**_INSTEAD, **_INSTEAD_OF_FLAGS}
     table = {**{name: ("torchrun", words) for name, words in of_torchrun.items()}, **_OF_OTHERS}
-    typed = [word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]]
-    typed = [f"-{word}" if f"-{word}" in _OF_OTHERS else word for word in typed]  # mpirun's
-    name = next((word for word in typed if word in table), "this option")
-    whose, advice = table.get(name, ("another launcher", "see shoal run --help"))
-    raise UsageError(f"run: {name} of {whose} is not an option here: {advice}")
+    options = [word for word in typed if word.startswith("-")]
+    names = [word.partition("=")[0].replace("_", "-") for word in options]
+    names = [f"-{word}" if f"-{word}" in _OF_OTHERS else word for word in names]  # mpirun's
+    found = [name for name in dict.fromkeys(names) if name in table] or ["this option"]
+    table["this option"] = ("another launcher", "see shoal run --help")
+    return [f"{name} of {table[name][0]} is not an option here: {table[name][1]}" for name in found]
 
 
 Refused = Annotated[
@@ -796,7 +811,6 @@ Refused = Annotated[
         *_OF_OTHERS,
         *("-hostfile", "-host", "-bind-to"),
         hidden=True,
-        callback=_refuse,
     ),
 ]
 RefusedFlags = Annotated[
@@ -804,7 +818,6 @@ RefusedFlags = Annotated[
     typer.Option(
         *(spelling for name in _INSTEAD_OF_FLAGS for spelling in dict.fromkeys(_both(name))),
         hidden=True,
-        callback=_refuse,
     ),
 ]
 
