@@ -136,9 +136,10 @@ def test_a_process_that_ended_at_no_call_of_shoal_was_last_seen_after_one():
         assert (cause.place, cause.last_met) == ((place, None) if is_waiting else (None, place))
 
 
-def test_the_last_output_leaves_out_what_gloo_printed_also_mixed_by_its_threads():
+def test_the_last_output_leaves_out_what_shoal_and_gloo_printed_also_mixed_by_its_threads():
     mixed = "1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
-    output = f"loss 2.1\n[Gloo] Rank {mixed}\n[Gloo] Rank [Gloo] Rank {mixed}\n{mixed}\n"
+    notice = "notice from SIGTERM: Terminated"
+    output = f"loss 2.1\n{notice}\n[Gloo] Rank {mixed}\n[Gloo] Rank [Gloo] Rank {mixed}\n{mixed}\n"
     (cause,) = failure_of(ended(0, code=3, output=output)).causes
     assert cause.last_output == ("loss 2.1",)
 

@@ -35,7 +35,7 @@ class Memory(Log):
     def __init__(self) -> None:
         self.data, self.trouble, self.tail = b"", "", b""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, is_of_program: bool = True) -> None:
         self.data += data
 
 
@@ -239,6 +239,14 @@ def test_who_is_not_shown_is_still_logged_and_remembered(tmp_path):
     voice.feed(b"x" * 100_000 + b"the end\n", 3.0)
     assert log.tail.endswith(b"the end\n")
     assert len(log.tail) < 1 << 16
+    log.close()
+
+
+def test_what_shoal_prints_for_the_log_is_no_output_of_the_program(tmp_path):
+    log = Log(str(tmp_path / "log"))
+    stream(None, b"", log).feed(b"loss 1\n" + BEGIN + b"Traceback\n" + END + b"loss 2\n", 1.0)
+    assert log.tail == b"loss 1\nloss 2\n"
+    assert (tmp_path / "log").read_bytes() == b"loss 1\nTraceback\nloss 2\n"
     log.close()
 
 

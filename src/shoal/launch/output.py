@@ -161,13 +161,14 @@ class Log:
     def __init__(self, path: str) -> None:
         self.path = path
         self.trouble = ""
-        self.tail = b""  # its end, for the report of a failure
+        self.tail = b""  # the end of what the program wrote, for the report of a failure
         file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, is_of_program: bool = True) -> None:
         """Append bytes; after the first failure do nothing and keep the reason in `trouble`."""
-        self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        if is_of_program:
+            self.tail = (self.tail + data)[-_TAIL_BYTES:]
         if not self.trouble:
             try:
                 self._file.write(data)
@@ -226,7 +227,7 @@ class LineStream:
 
     def _feed(self, data: bytes, now_s: float) -> None:
         lines, newline, self._unlogged = (self._unlogged + data).rpartition(b"\n")
-        self._log.write(lines + newline)
+        self._log.write(lines + newline, is_of_program=not self._for_log)
         if len(self._unlogged) > _LINE_BYTES:
             self._log_unfinished()
         display = self._display
