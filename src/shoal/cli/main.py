@@ -166,9 +166,13 @@ class TypedCommand(typer.core.TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             if possible := getattr(error, "possibilities", None):  # an unknown option
-                hidden = {name for one in parameters if one.hidden for name in one.opts}
+                hidden = {name for one in parameters if _is_hidden(one) for name in one.opts}
                 vars(error)["possibilities"] = sorted({*possible} - hidden)
             raise
+
+
+def _is_hidden(parameter: Any) -> bool:
+    return bool(getattr(parameter, "hidden", False))  # arguments have no such attribute
 
 
 class TypedGroup(typer.core.TyperGroup):
