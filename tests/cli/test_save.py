@@ -54,11 +54,13 @@ def requested(place):
         ((BY_STEPS, NO_CHECKPOINTS), "the job saves step 12, or the first one after it"),
     ],
 )
-def test_the_answer_says_which_step_is_saved(requested, capsys, paces, words):
+def test_the_answer_says_which_job_and_which_step_is_saved(requested, place, capsys, paces, words):
     job = requested()
     job.answer(*paces)
     job.result()
-    assert capsys.readouterr().out == f"requested: {words}\n"
+    said = capsys.readouterr()
+    assert said.out == f"requested: {words}\n"
+    assert said.err == f"shoal save: the job at {place.address}\n"
     for process in job.job:
         agreed = {"is": "save", "number": 1, "withdrawn": False, "step": 12, "body": ""}
         assert process.told() == agreed

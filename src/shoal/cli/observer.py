@@ -36,6 +36,7 @@ class ServerAddress(NamedTuple):
 
     address: str
     tokens: tuple[str, ...]
+    logs: str = ""  # the directory of its job.json; empty: unknown
 
 
 class _JobFile(NamedTuple):
@@ -128,7 +129,8 @@ def _read(command: str, path: str) -> _JobFile:
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        place = ServerAddress(str(record["coordinator"]), (str(record["token"]),))
+        logs = os.path.dirname(os.path.abspath(path))
+        place = ServerAddress(str(record["coordinator"]), (str(record["token"]),), logs)
         launcher = int(record["launcher"])
     except OSError as error:
         raise UsageError(f"{command}: {path!r}: {error.strerror}") from None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.observer import Observer, find
+from shoal.cli.observer import Observer, ServerAddress, find
 from shoal.cli.watch import Token, Where
 from shoal.errors import CheckpointError, DeadlineError, ProcessLostError, UsageError
 from shoal.runtime.system.failure_words import listed
@@ -62,12 +63,18 @@ def save(
     try:
         with contextlib.closing(Observer("save", find("save", where, token))) as observer:
             observer.request_save(then_stops=then_stop)
+            print(f"shoal save: {_job(observer.place)}", file=sys.stderr, flush=True)
             print(_committed_step(observer) if wait else _requested(observer))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
 save.__doc__ = _HELP
+
+
+def _job(place: ServerAddress) -> str:
+    """Return which job is asked: its address, and its logs if they are known."""
+    return f"the job at {place.address}" + (f", logs in {place.logs}" if place.logs else "")
 
 
 def _requested(observer: Observer) -> str:
