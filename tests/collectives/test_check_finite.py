@@ -183,7 +183,7 @@ def test_the_message_says_where_and_what_else():
     assert ": check_finite 'gradients': ['b'][2, 3] is nan on device 2 of process 0 (" in first
     assert first.endswith("), in step 17")
     assert second == "  ['b']: float32[8,4]: 1 nan, 1 -inf in 32 values; on 2 of 2 replicas"
-    assert third == "  Also not finite: ['z']."
+    assert third == "  also not finite: ['z']."
     again = pickle.loads(pickle.dumps(caught.value))
     assert vars(again) == vars(caught.value)
     assert str(again) == str(caught.value)

@@ -121,7 +121,7 @@ def doctor(
     to: _To = None,
 ) -> None:
     """Find why a job does not start."""
-    _check(processes, devices, timeout_s, alone)
+    _check(program, processes, devices, timeout_s, alone)
     urls = [one for one in shared or () if is_address(one)]
     folders = tuple(one for one in shared or () if one not in urls)
     for folder in folders:
@@ -155,8 +155,14 @@ def _until_interrupted() -> Iterator[None]:
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _check(processes: str | None, devices: str | None, timeout_s: float, alone: bool) -> None:
+def _check(
+    program: str | None, processes: str | None, devices: str | None, timeout_s: float, alone: bool
+) -> None:
     problems = []
+    if program is not None and (os.path.isdir(program) or is_address(program)):
+        kind = "a bucket" if is_address(program) else "a directory"
+        advice = f"to check that all share it, pass --shared {program}"
+        problems.append(f"{program!r} is {kind}: {advice}")
     for option, value in (("-n", processes), ("--devices", devices)):
         if value is not None and not (value.isascii() and value.isdigit() and int(value) >= 1):
             problems.append(f"{option} {value} must be a whole number, at least 1")

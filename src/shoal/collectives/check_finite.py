@@ -314,7 +314,7 @@ def _error(
     if also:
         shown = ", ".join(leaves[n].path for n in also[:_MOST_LEAVES])
         more = " and others" if len(also) > _MOST_LEAVES else ""
-        lines.append(f"  Also not finite: {shown}{more}.")
+        lines.append(f"  also not finite: {shown}{more}.")
     return NonFiniteError(
         "\n".join(lines),
         path=leaf.path, index=index, value=first["value"], process=process, device=device,
