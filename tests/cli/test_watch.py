@@ -17,8 +17,9 @@ import pytest
 
 from shoal.cli import observer as observing
 from shoal.cli.observer import Observer, ServerAddress, find
-from shoal.cli.stacks import read_processes
+from shoal.cli.stacks import paragraphs_of, read_processes
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, UsageError
+from shoal.runtime.rules.point import Member
 from shoal.runtime.startup.job_token import observed_tokens
 
 TOKEN = "the secret of the tests"
@@ -104,27 +105,28 @@ def ended_pid() -> int:
 
 def test_an_address_goes_with_the_token_of_the_environment(folder, monkeypatch):
     found = find("watch", "10.0.0.1:8476", None)
-    assert found == ("10.0.0.1:8476", observed_tokens("10.0.0.1:8476")), "those of this user"
+    assert found[:2] == ("10.0.0.1:8476", observed_tokens("10.0.0.1:8476")), "those of this user"
     monkeypatch.setenv("SHOAL_TOKEN", "hush")
-    assert find("watch", "[::1]:8476", None) == ("[::1]:8476", ("hush",))
-    assert find("watch", "[::1]:8476", "other") == ("[::1]:8476", ("other",))
+    assert find("watch", "[::1]:8476", None)[:2] == ("[::1]:8476", ("hush",))
+    assert find("watch", "[::1]:8476", "other")[:2] == ("[::1]:8476", ("other",))
     monkeypatch.setenv("SHOAL_COORDINATOR", "10.0.0.2:1")
-    assert find("watch", None, None) == ("10.0.0.2:1", ("hush",))
+    assert find("watch", None, None)[:2] == ("10.0.0.2:1", ("hush",))
 
 
 def test_a_folder_of_logs_or_its_file_says_where_and_what_the_token_is(folder, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN", "hush")
     path = write_record(folder / "logs", 5)
     for where in ("logs", str(path)):
-        assert find("watch", where, None) == ("127.0.0.1:5", ("secret 5",))
-    assert find("watch", "logs", "other") == ("127.0.0.1:5", ("other",))
+        assert find("watch", where, None)[:2] == ("127.0.0.1:5", ("secret 5",))
+        assert find("watch", where, None).logs == str(folder / "logs")
+    assert find("watch", "logs", "other")[:2] == ("127.0.0.1:5", ("other",))
 
 
 @pytest.mark.parametrize("place", ["logs", ".", "tmp/shoal-run-x"])
 def test_the_only_job_that_runs_here_is_found(folder, place):
     write_record(folder / place, 5, os.getpid())
     write_record(folder / "old", 6)
-    assert find("watch", None, None) == ("127.0.0.1:5", ("secret 5",))
+    assert find("watch", None, None)[:2] == ("127.0.0.1:5", ("secret 5",))
 
 
 def test_no_job_or_several_are_said(folder):
@@ -293,6 +295,15 @@ def test_sigterm_ends_it_though_a_destructor_takes_the_exception(child_env):
 
 
 # The command line.
+
+
+def test_an_exception_is_shown_once_and_not_again_by_those_that_it_ended():
+    own = "ValueError: no batch (a.py:8 (main))"
+    led = f"PeerFailedError: barrier cannot complete: process 1 (h) raised {own} (a.py:15 (main))"
+    members = [Member(0, "h", "failed", led, follows=True), Member(1, "h", "failed", own)]
+    first, second = "\n".join(paragraphs_of(members, {})).splitlines()
+    assert first.endswith(" cannot complete: process 1 (h) failed (a.py:15 (main))")
+    assert second == f"process 1 (h) has failed: {own}"
 
 
 def test_indices_are_read():

@@ -11,7 +11,7 @@ from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, SaveAb
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.conclusion import Facts, Loss, conclude
 from shoal.launch.news import News
-from shoal.runtime.exit.first_failure import Ending, Gone, Whereabouts
+from shoal.runtime.exit.first_failure import Ending, Gone, Whereabouts, stalled_cause
 from shoal.runtime.failures.facts import (
     CallPlace,
     Difference,
@@ -19,7 +19,9 @@ from shoal.runtime.failures.facts import (
     Memory,
     ProcessSet,
     StackFrame,
+    Waiting,
 )
+from shoal.runtime.failures.headline import advice_of
 from shoal.runtime.failures.last_record import LastRecord, cause_of, record_of
 from shoal.runtime.failures.rendering import plain_text
 from shoal.runtime.failures.shortening import capital
@@ -156,6 +158,19 @@ def test_processes_that_did_not_arrive_were_running_if_they_had_to_be_ended():
     (cause,) = failure_of(waited, Ending(1, -15, None, TERM, threads=(loader,))).causes
     assert (cause.thread, cause.thread_age_s) == ("loader", 0.5)
     assert cause.error.message == "b.bin"
+
+
+@pytest.mark.parametrize(("set_to", "limits"), [("3", ["--stalled-after"]), ("", ["within_s"])])
+@pytest.mark.parametrize("has_left", [False, True])
+def test_the_advice_on_a_stall_names_the_limits_that_apply(monkeypatch, set_to, limits, has_left):
+    monkeypatch.setenv("SHOAL_STALLED_AFTER_S", set_to)
+    odd = Waiting(processes=ProcessSet([1]), waits_for="left" if has_left else "")
+    cause, _ = stalled_cause([odd, Waiting(processes=ProcessSet([0]), waits_for="others")], 3.0)
+    (advice,) = advice_of([cause])
+    if has_left:
+        limits = [*(one for one in limits if set_to), "SHOAL_ABORT_AFTER_S"]
+    names = ("--stalled-after", "SHOAL_ABORT_AFTER_S", "within_s")
+    assert [name for name in names if name in advice] == limits
 
 
 def test_a_process_that_did_not_end_by_itself_says_so():

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.launch import log_dir
-from shoal.launch.log_dir import open_log_dir
+from shoal.launch.log_dir import open_log_dir, shown_path
 
 COMMAND = ["shoal", "run", "-n", "2", "my train.py"]
 
@@ -178,3 +178,11 @@ def test_the_own_directory_of_a_launcher_is_cleared_by_it(folder):
     filled(folder / "logs")
     with open_log_dir("logs", COMMAND, 1):
         assert names_in(folder / "logs") == sorted([*OWN, "job.node1.lock", "p0009.log"])
+
+
+def test_a_directory_is_shown_relative_only_where_it_is_within_this_one(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert shown_path(str(tmp_path / "here" / "logs")) == "logs"
+    for elsewhere in (str(tmp_path / "logs"), "/shoal-run-1"):
+        assert shown_path(elsewhere) == elsewhere

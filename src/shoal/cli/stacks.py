@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -84,7 +85,7 @@ def stacks(
     if as_json:
         print(json.dumps(_facts(roll, chosen, answers)))
     else:
-        print("\n\n".join(_paragraphs(chosen, answers)))
+        print("\n\n".join(paragraphs_of(chosen, answers)))
 
 
 stacks.__doc__ = _HELP
@@ -123,7 +124,7 @@ def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:
     return [roll.members[process] for process in wanted]
 
 
-def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
+def paragraphs_of(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     """Return one paragraph for each main-thread stack, rarest first; then silent processes."""
     blocks = {m.process: _blocks(answers[m.process]) for m in chosen if m.process in answers}
     alike: dict[str, list[Member]] = {}
@@ -134,7 +135,9 @@ def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     paragraphs = [_paragraph(members, blocks) for members in groups]
     silent = [member for member in chosen if member.process not in answers]
     if silent:
-        paragraphs.append("\n".join(_why_silent(member) for member in silent))
+        said = [standing(member) for member in silent if member.state == "failed"]
+        lines = [_why_silent(member) for member in silent]
+        paragraphs.append("\n".join(_once(line, said) for line in lines))
     return paragraphs or ["there are no processes"]
 
 
@@ -187,6 +190,13 @@ def _why_silent(member: Member) -> str:
     may = [] if member.state == "stopped" else [_MAY_BE]  # a stopped process needs no guess
     reasons = "; ".join([*may, *filter(None, [member.last_words])])
     return f"{name} does not answer: {pid}{reasons}"
+
+
+def _once(line: str, said: Sequence[str]) -> str:
+    """Return a line without the exceptions of other processes, each of which has its own line."""
+    for words in said:
+        line = line.replace(f" raised {words}", " failed") if words else line
+    return line
 
 
 def _facts(roll: Roll, chosen: list[Member], answers: dict[int, str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from shoal.launch.github_actions import ReportFiles
 from shoal.launch.log_dir import (
     JOB_FILE,
     remove_job_file,
+    shown_path,
     write_failure,
     write_job_file,
 )
@@ -559,7 +560,7 @@ class Job:
             self._print(*(conclusion.lines or self._good_words()))
             return
         advice = (*conclusion.failure.advice, *conclusion.lines)
-        folder = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
+        folder = shown_path(self._log_dir)
         if not (conclusion.has_failed or self._order.keeps_logs):
             folder = ""  # they go
         failure = dataclasses.replace(conclusion.failure, advice=advice, logs=folder)

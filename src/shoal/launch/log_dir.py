@@ -200,6 +200,12 @@ def write_failure(log_dir: str, failure: JobFailure) -> str:
     return ""
 
 
+def shown_path(folder: str) -> str:
+    """Return a directory as a report shows it: relative to this one where it is within that."""
+    here = os.path.relpath(folder)
+    return folder if here.startswith(os.pardir) else min(folder, here, key=len)
+
+
 # ---- What an earlier job has left, perhaps with more processes or attempts than this one.
 
 

@@ -136,9 +136,9 @@ class RestartRules:
 
     def _after(self) -> str:
         """Return the progress of the attempts, as text."""
-        rows = [("step", self._reached.step), ("saved step", self._reached.saved)]
+        rows = [("begun", self._reached.step), ("saved", self._reached.saved)]
         known = [f"{name} {number}" for name, number in rows if number >= 0]
-        return f"; so far {' and '.join(known)}" if known else ""
+        return f"; highest step {', '.join(known)}" if known else ""
 
 
 def _shown(failure: JobFailure) -> object:

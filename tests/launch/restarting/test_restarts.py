@@ -75,7 +75,7 @@ def test_the_limit_is_named():
     rules = RestartRules(Restarts(1, False))
     judged = rules.judge(Conclusion(1), Reached(7, 5), 0)
     assert judged.next_words == (
-        "attempt 1 begins (1 of --max-restarts 1); so far step 7 and saved step 5"
+        "attempt 1 begins (1 of --max-restarts 1); highest step begun 7, saved 5"
     )
     judged = rules.judge(Conclusion(1, ("why",)), Reached(9, 5), 1)
     assert judged.lines == ("why", "No new attempt: --max-restarts 1.")
@@ -100,7 +100,7 @@ def test_a_crash_loop_is_named():
     rules = RestartRules(Restarts(9, False))
     stuck = [rules.judge(Conclusion(1), Reached(7, ended=6), n) for n in range(1 + MOST_IDLE)]
     assert stuck[-1].lines == (
-        "No new attempt: a crash loop, 3 failed without progress; so far step 7.",
+        "No new attempt: a crash loop, 3 failed without progress; highest step begun 7.",
     )
 
 

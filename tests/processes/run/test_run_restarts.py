@@ -299,7 +299,7 @@ def test_with_progress_it_goes_on_up_to_the_limit(launch):
     finished = launch.run("--max-restarts", "4", script=script)
     assert finished.code == 4
     assert finished.out.count("ran") == 5
-    assert "attempt 4 begins (4 of --max-restarts 4); so far saved step 3\n" in finished.err
+    assert "attempt 4 begins (4 of --max-restarts 4); highest step saved 3\n" in finished.err
     assert "  No new attempt: --max-restarts 4.\n" in finished.err
 
 

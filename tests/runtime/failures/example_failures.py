@@ -384,7 +384,7 @@ def ends() -> dict[str, JobFailure]:
 def attempts() -> dict[str, JobFailure]:
     step = at(3, "barrier", "step")
     nan = raised(
-        1, error="RuntimeError", message="loss is NaN", log="p0001.log",
+        1, error="RuntimeError", message="loss is NaN", log="p0001.log", step=5,
         frames=(frame(
             4, "<module>", 'if step == 4 and p == 1: raise RuntimeError("loss is NaN")'
         ),),

@@ -542,7 +542,7 @@ def others(failure: JobFailure, page: Page) -> list[Line]:
     """Return a sentence for each state of the processes that did not fail by themselves."""
     lines: list[Line] = []
     sentences = [_other(one, failure, page.style.dots) for one in failure.others]
-    step = _in_step(failure)
+    step = in_step(failure)
     if step:
         sentences[:1] = [f"{step} {sentences[0]}" if sentences else step]
     shown = page.limits.others
@@ -554,7 +554,8 @@ def others(failure: JobFailure, page: Page) -> list[Line]:
     return lines
 
 
-def _in_step(failure: JobFailure) -> str:
+def in_step(failure: JobFailure) -> str:
+    """Return the step of an exception that is the only cause; "" if it is unknown."""
     if len(failure.causes) != 1 or not _has_traceback(failure.causes[0]):
         return ""
     cause = failure.causes[0]

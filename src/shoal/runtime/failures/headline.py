@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal import settings
 from shoal.errors import CorruptCheckpointError, with_article
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
@@ -182,6 +183,17 @@ def seconds(duration_s: float) -> str:
 # ---- What to do about a failure, where that follows from the facts.
 
 
+_LIMITS = {  # of a stall: by whether SHOAL_STALLED_AFTER_S is set, and a process has left
+    (True, False): "The limit is that of --stalled-after or SHOAL_STALLED_AFTER_S.",
+    (False, True): "The limit is SHOAL_ABORT_AFTER_S, since a process has left the job.",
+    (False, False): "The limit is within_s of shoal.step.",
+    (True, True): (
+        "The limit is that of --stalled-after or SHOAL_STALLED_AFTER_S, or SHOAL_ABORT_AFTER_S, "
+        "since a process has left the job."
+    ),
+}
+
+
 def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
     """Return sentences of advice about causes, the first one first; none if nothing follows."""
     (first, *_) = causes or (None,)
@@ -196,9 +208,9 @@ def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
     if first.kind == "deadline":
         return (f"{is_slow} of this call, or SHOAL_TIMEOUT_S where it has none.",)
     if first.kind == "stalled":
-        limit = "--stalled-after or SHOAL_STALLED_AFTER_S"
-        once_left = "SHOAL_ABORT_AFTER_S once a process has left the job"
-        return (f"The limit is that of {limit}, and {once_left}.",)
+        waits = () if first.wait is None else (*first.wait.missing, *first.wait.arrived)
+        has_left = any(one.waits_for == "left" for one in waits)
+        return (_LIMITS[settings.is_set("SHOAL_STALLED_AFTER_S"), has_left],)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
     if (found := first.difference) is not None:

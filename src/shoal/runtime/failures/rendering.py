@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from shoal.errors import counted
-from shoal.runtime.failures.evidence import end_of_all, evidence, others
+from shoal.runtime.failures.evidence import end_of_all, evidence, in_step, others
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -245,7 +245,9 @@ def _lines(
     lines, moved, host = _headline_lines(failure, style, program)
     lines += page.text(f"On host {host}.") if host else []
     last = _last_words(failure, program, _after(failure) if moved else "")
-    if not failure.as_before:
+    if failure.as_before:
+        lines += page.text(in_step(failure)) if in_step(failure) else []
+    else:
         for words in failure.programs[: limits.programs]:
             lines += page.text(sentence(words), "cause", most=3)
         if (more := len(failure.programs) - limits.programs) > 0:
