@@ -245,6 +245,27 @@ def test_the_context_does_not_matter(context, where):
             check_replicas(bad)
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
+@pytest.mark.parametrize("check", [check_finite, check_replicas])
+def test_devices_cannot_check_while_a_function_is_traced(check, transform, monkeypatch):
+    """Neither values of the function nor any others; NumPy can check those."""
+    good = placed(np.ones(SHAPE, np.float32), ("a",))
+
+    def traced(x, tree=None):
+        check(x if tree is None else tree)
+        return x.sum()
+
+    def run(tree=None):
+        return transform(lambda x: traced(x, tree))(np.ones(4, np.float32))
+
+    with pytest.raises(UsageError, match="is a value inside jit or grad"):
+        run()
+    run(good)
+    on_devices(monkeypatch)
+    with pytest.raises(UsageError, match="while JAX traces a function"):
+        run(good)
+
+
 def test_good_values_send_nothing(monkeypatch):
     sent = []
     real = module.meet

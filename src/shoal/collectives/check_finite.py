@@ -87,8 +87,9 @@ def check_finite(
       ProcessLostError: on all that arrived: a process is dead or unreachable.
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong, a leaf cannot be checked (all such are named
-        by path). The others get PeerFailedError.
+      UsageError: on the caller: an argument is wrong, a leaf cannot be checked (all such are
+        named by path), or it is called inside `jit`, `grad`, `vmap` or `shard_map` and accelerators
+        hold values. The others get PeerFailedError.
 
     >>> import numpy as np
     >>> check_finite({"w": np.zeros(3), "step": 7}, name="gradients")

@@ -111,7 +111,8 @@ def check_replicas(
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
       UsageError: on the caller: an argument is wrong, a leaf cannot be compared (all such are
-        named by path). The others get PeerFailedError.
+        named by path), or it is called inside `jit`, `grad`, `vmap` or `shard_map` and accelerators
+        hold values. The others get PeerFailedError.
 
     >>> import numpy as np
     >>> from shoal import make_mesh, put

@@ -8,6 +8,7 @@ there than a program of XLA.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host.host_values import is_key
 from shoal.collectives.leaves import LeafSpec, box_of, words_of
+from shoal.errors import UsageError
 from shoal.hashing import quick_digest
 from shoal.plan.shards import Box
 
@@ -86,6 +88,9 @@ def on_each(program: Program, pieces: Sequence[jax.Array]) -> list[jax.Array]:
     """Return the results of a program for arrays on one device each, in order; not awaited.
 
     Those of one shape run as one program. They have one dtype, and at least one dim.
+
+    Raises:
+      UsageError: JAX traces a function, which would trace the program as well.
     """
     alike: dict[tuple[int, ...], list[int]] = {}
     for place, piece in enumerate(pieces):
@@ -97,11 +102,28 @@ def on_each(program: Program, pieces: Sequence[jax.Array]) -> list[jax.Array]:
         line = _line(devices)
         size = (len(own) * shape[0], *shape[1:])
         joined = jax.make_array_from_single_device_arrays(size, line, own)
-        with jax.set_mesh(line.mesh):  # the program's own may be of other devices
+        with _mesh_of(line):
             shards = _on_line(program, line)(joined).addressable_shards
         by_device = {shard.device: shard.data for shard in shards}
         results |= {p: by_device[device] for p, device in zip(places, devices, strict=True)}
     return [results[place] for place in range(len(pieces))]
+
+
+def _mesh_of(line: NamedSharding) -> AbstractContextManager[None]:
+    """Return the context of a line: the mesh in force may be of other devices.
+
+    Raises:
+      UsageError: see `on_each`.
+    """
+    try:
+        mesh: AbstractContextManager[None] = jax.set_mesh(line.mesh)
+    except ValueError:
+        raise UsageError(
+            "check_finite, check_replicas: the devices cannot check values while JAX traces a "
+            "function (jit, grad, vmap or shard_map)\n"
+            "call it outside of the function, with what that returns"
+        ) from None
+    return mesh
 
 
 @lru_cache(maxsize=64)
