@@ -191,19 +191,42 @@ def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, to
 @pytest.mark.parametrize(("end", "code"), [("kill", 71), ("raise", 72)])
 def test_who_hangs_in_native_code_is_ended_with_a_report(stage, end, code):
     stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
-    hangs = "with step.on(member, 41):\n    say('hangs')\n    count_in_native_code(10_000)\n"
-    ends = "member.report('failed', 'Traceback\\nValueError: no data')\nos._exit(1)"
-    hanging, victim = stage.start(hangs, f"await_the_test()\n{ends}")
+    hangs = """
+from shoal.runtime.rules.programs import CompiledProgram
+member.programs.note([0, 1], CompiledProgram("d", "jit(f)", "f32[8]", 2, "eval.py:31 (main)"))
+member.programs.is_noting = True
+meet("one")
+meet("two")
+while not member.job_state(timeout_s=50).programs:
+    pass
+with step.on(member, 41):
+    say('hangs')
+    count_in_native_code(10_000)
+"""
+    ends = """
+member.programs.is_noting = True
+meet("one")
+meet("two")
+await_the_test()
+member.report('failed', 'Traceback\\nValueError: no data')
+os._exit(1)
+"""
+    hanging, victim = stage.start(hangs, ends)
     stage.until(hanging, "hangs")
     victim.send_signal(signal.SIGKILL if end == "kill" else signal.SIGUSR1)
     ended = stage.job.wait_for(0)
     assert ended.code == code, ended
-    report = ended.err.splitlines()
+    warning, *report = ended.err.splitlines()
     assert report[0].startswith("shoal: process 0 of 2 (")
     assert report[0].endswith(f"it hangs, and is ended with exit code {code}")
-    assert report[1].startswith("  process 1 (")
-    assert ("no data" in report[1]) == (end == "raise")
-    assert report[2].startswith("  it was last at step 41, step (script0.py:")
+    assert warning.endswith(
+        ": process 0 alone has compiled jit(f) for 2 devices of processes 0-1 at eval.py:31; if it "
+        "runs it, it may wait for the others"
+    )
+    assert report[1].strip() == warning.partition(": ")[2]
+    assert report[2].startswith("  process 1 (")
+    assert ("no data" in report[2]) == (end == "raise")
+    assert report[3].startswith("  it was last at step 41, step (script0.py:")
     assert "  |   count_in_native_code(10_000)" in report
 
 

@@ -381,4 +381,8 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
         "process 0 alone has compiled jit(f) for 2 devices of processes 0-1 at eval.py:31; if it "
         "runs it, it may wait for the others (1 more difference: shoal.job_status())",
     )
-    assert len(place.ask("members")["programs"]) == 2
+    programs = place.ask("members")["programs"]
+    assert len(programs) == 2
+    second.close()
+    told = next(one for one in iter(first.told, None) if one["is"] == "gone")
+    assert told["programs"] == programs

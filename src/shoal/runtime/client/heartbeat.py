@@ -235,8 +235,13 @@ class Watcher:
 
     def _gone(self, frame: Frame) -> None:
         process, name = frame.header.get("process"), text_field(frame.header, "name")
+        self._note_programs(frame)
         self._watched.troubles.receive(process, name, departure_of(frame))
         self._watched.stop.wake()
+
+    def _note_programs(self, frame: Frame) -> None:
+        """Keep the differences in compiled programs for the report of a hang."""
+        self._watched.programs.differences = frame.header.get("programs", ())
 
     def _left(self, _frame: Frame) -> None:
         if self.stall is not None:
@@ -261,6 +266,7 @@ class Watcher:
         members = None if group is None else tuple(group)
         versions = [TrailVersion(*row) for row in json.loads(frame.body)]
         base = text_field(frame.header, "base")
+        self._note_programs(frame)
         self._watched.trails.receive(Found(members, lane, base, versions))
 
     def _stalled(self, frame: Frame) -> None:

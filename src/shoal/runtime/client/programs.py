@@ -30,6 +30,7 @@ class ProgramNotes:
         self._sent: dict[Owners, tuple[int, int, int]] = {}  # met, total, number of programs
         self._met: dict[Owners, int] = {}  # written by the main line alone
         self.is_noting = False  # else nothing is sent, and the others do not miss any program
+        self.differences: Sequence[str] = ()  # in words, when a loss or a difference became known
 
     def meet(self, group: Owners) -> None:
         """Count a meeting of the main line with all processes of a group."""

@@ -168,7 +168,8 @@ class HangWatch:
                 f"the main thread has been in native code, at {line_of(place) or '?'}, for "
                 f"{time.monotonic() - progress.since:.0f} s"
             )
-            words = f"{error}\n{error.__notes__[-1]}"
+            headline, *rest = f"{error}\n{error.__notes__[-1]}".split("\n")
+            words = "\n".join([headline, *self._program_lines(), *rest])
             record(error, process=here.process, step=progress.step, point=progress.point)
             with contextlib.suppress(Exception):
                 here.report("failed", failure_of(error).words, record_sent(here, error))
@@ -177,13 +178,15 @@ class HangWatch:
         self._has_reported = False  # a meeting of another thread has reported it
 
     def report(self, cause: Trouble, now: float) -> str:
-        """Return the report: the losses, their age, this process's position, the exit code."""
+        """Return the report: the programs that only some have compiled, the losses, their age, this
+        process's position, the exit code."""
         here, progress = self._coordinator, self._coordinator.progress
         me = ThisProcess(here.process, here.hosts)
         lines = [
             f"{me} has not called shoal for {now - progress.since:.0f} s, and "
             f"{self._describe(cause)}: it hangs, and "
-            + (f"is ended with exit code {cause.exit_code}" if self._ends else _NOT_ENDED)
+            + (f"is ended with exit code {cause.exit_code}" if self._ends else _NOT_ENDED),
+            *self._program_lines(),
         ]
         for trouble in here.troubles.open():
             ago = f"known for {now - trouble.since:.0f} s"
@@ -191,6 +194,9 @@ class HangWatch:
         step = "" if progress.step is None else f"step {progress.step}, "
         lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
         return "\n".join([*lines, indented(shown_stacks(stacks())), ""])
+
+    def _program_lines(self) -> list[str]:
+        return [f"  {words}" for words in self._coordinator.programs.differences]
 
     def _describe(self, trouble: Trouble) -> str:
         if trouble.process == self._coordinator.process:

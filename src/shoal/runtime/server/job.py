@@ -56,7 +56,7 @@ from shoal.runtime.wire.server_sockets import Connection, Connections, with_gues
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
 _JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
-_MOST_SHOWN = 3  # differences in compiled programs, in the log of a stall
+_MOST_SHOWN = 3  # differences in compiled programs, in the log of a stall or of a hang
 _MOST_GROUPS = 64  # of processes at one place, in the report of a stall
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
@@ -194,8 +194,14 @@ class ServedJob:
         lines = self._programs.lines()
         return [*dict.fromkeys([*self._programs_at_wait, *lines])]
 
+    def _shown_programs(self) -> dict[str, Any]:
+        """Return the header field with the first differences in compiled programs, if any."""
+        lines = self._program_lines()[:_MOST_SHOWN]
+        return {"programs": lines} if lines else {}
+
     def _push_difference(self, found: Found) -> None:
         header = {"is": "trail", "group": found.group, "lane": found.lane, "base": found.base}
+        header |= self._shown_programs()
         frame = pack_frame(header, json.dumps(found.versions).encode())
         self.mail.push(found.group or range(self.num_processes), frame)
 
@@ -301,7 +307,7 @@ class ServedJob:
             self.mail.answer(replies)
         name = f"process {process} ({self.joining.hosts[process]})"
         if state != "left":
-            self.mail.push_gone(process, name, meeting.departure(process))
+            self.mail.push_gone(process, name, meeting.departure(process), self._shown_programs())
         elif not self._has_left:  # the first one: at the end of a large job all leave at once
             self._has_left = True
             self.mail.push(self.mail.lives, pack_frame({"is": "left"}))
@@ -337,7 +343,8 @@ class ServedJob:
             self.answer_joining(self.joining.abandon(self.now(), reason))
             return
         self.mail.answer(self.meeting.lose_service(self.now(), name, words))
-        self.mail.push_gone(None, name, Departure(words, "lost", why=words))
+        departure = Departure(words, "lost", why=words)
+        self.mail.push_gone(None, name, departure, self._shown_programs())
         self._endings.lose()
         self._answer_ended()
 
@@ -582,12 +589,14 @@ class JobMail:
         if (life := self.lives.get(-1 if process is None else process)) is not None:
             self.send(life.connection, frame)
 
-    def push_gone(self, process: int | None, name: str, departure: Departure) -> None:
-        """Notify all living processes of a loss."""
+    def push_gone(
+        self, process: int | None, name: str, departure: Departure, more: Mapping[str, Any]
+    ) -> None:
+        """Notify all living processes of a loss. `more`: further fields of the header."""
         self._reported_gone += 1
         if self._reported_gone <= _MOST_GONE or process is None:
             header = {"is": "gone", "process": process, "name": name}
-            header |= departure_header(departure)
+            header |= {**departure_header(departure), **more}
             self.push(self.lives, pack_frame(header, departure.words.encode(errors="replace")))
 
     def request_stacks(self, requests: Iterable[tuple[int, int]]) -> None:
