@@ -82,6 +82,20 @@ def test_a_process_that_is_only_behind_lacks_nothing(slow):
     assert job.sets.lines() == []
 
 
+def test_a_process_whose_heartbeat_is_late_is_on_neither_side_yet():
+    job = Job(3)
+    job.beat()
+    for process in (1, 2):
+        job.compile(process, 1)
+    job.meet()
+    job.meet()
+    assert not job.beat(1, 0)
+    assert job.sets.lines() == []
+    assert job.beat(2)
+    (one,) = job.sets.differences()
+    assert (one.have, one.lack) == ((1, 2), (0,))
+
+
 def test_where_nothing_moves_every_difference_is_shown():
     job = Job(3)
     job.meet()
@@ -226,8 +240,9 @@ def test_equal_programs_are_never_a_difference_and_one_that_is_missing_always_is
             late += 1
         elif number == skips:
             late = 0
-        found = [one.program.name for one in job.sets.differences()]
-        assert found in ([], [f"jit(f{skips})"])
+        found = job.sets.differences()
+        assert [one.program.name for one in found] in ([], [f"jit(f{skips})"])
+        assert [one.lack for one in found] == [(odd,)] * len(found)
     job.beat()
     names = [one.program.name for one in job.sets.differences()]
     assert names == ([f"jit(f{skips})"] if late is not None and late >= 2 else [])

@@ -372,6 +372,7 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
     first, second = place.job()
     rows = [[name, f"jit({name})", "f32[8]", 2, "eval.py:31 (main)", 0] for name in ("f", "g")]
     first.say("beat", **BEAT, programs=[[None, 0, 2, rows]])
+    first.say("beat", **BEAT, programs=[[None, 2, 2, []]])
     second.say("beat", **BEAT, programs=[[None, 1, 0, []]])
     assert place.ask("members")["programs"] == []  # it may only be behind
     second.say("beat", **BEAT, programs=[[None, 2, 0, []]])

@@ -7,8 +7,9 @@ the notes. The coordinator keeps them as sets of digests, one for each set of ow
 compares their order nor their call sites.
 
 A process that lacks a program may only be behind. So each process counts its meetings with the
-other owners, and each note carries the count at that time. A difference *counts* once a process has
-met them twice since, and still lacks the program. Before that, it is shown only when nothing moves.
+other owners, and each note carries the count at that time. A difference *counts* once the owners
+have met twice since by their last heartbeats, and one still lacks the program: so those that only
+have not sent theirs yet are not named. Before that, it is shown only when nothing moves.
 
 A process may compile a program that it never runs (a cost analysis), and a program without
 collectives waits for no other process: hence evidence. A program that all have compiled, and that
@@ -208,6 +209,8 @@ class ProgramSets:
     >>> sets = ProgramSets(2)
     >>> sets.receive(0, [Noted(None, 4, 1, [(program, 4)])])
     False
+    >>> sets.receive(0, [Noted(None, 6, 1, [])])
+    False
     >>> sets.receive(1, [Noted(None, 6, 0, [])])
     True
     >>> sets.lines()
@@ -229,15 +232,10 @@ it, it may wait for the others']
         known = self._known.setdefault(owners, {})
         report = self._reports.setdefault((owners, process), _Report())
         report.met, report.total = noted.met, noted.total
-        found = 0
         for program, met in noted.programs:
             report.received += 1
-            is_new = program.digest not in known
-            one = self._add(process, owners, known, program, met)
-            if one is not None and is_new:
-                found += self._judge(owners, one, owners or self._all)
-        found += sum(self._judge(owners, one, [process]) for one in known.values())
-        return found > 0
+            self._add(process, owners, known, program, met)
+        return self._judge(owners, [one for one in known.values() if not one.counts])
 
     def _add(
         self,
@@ -246,29 +244,29 @@ it, it may wait for the others']
         known: dict[str, _Partial],
         program: CompiledProgram,
         met: int,
-    ) -> _Partial | None:
-        """Record that a process has a program; return that, unless all owners have it."""
+    ) -> None:
+        """Record that a process has a program; forget that once all owners have it."""
         if program.digest not in known:
             if sum(map(len, self._known.values())) >= _MOST_KNOWN:
-                return None
+                return
             known[program.digest] = _Partial(program, met)
         one = known[program.digest]
         one.have.add(process)
         one.met = min(one.met, met)
-        if len(one.have) < len(owners or self._all):
-            return one
-        del known[program.digest]
-        return None
+        if len(one.have) == len(owners or self._all):
+            del known[program.digest]
 
-    def _judge(self, owners: Owners, one: _Partial, processes: Iterable[int]) -> bool:
-        """Return whether a program counts as a difference from now on, for what these lack."""
-        has_counted = one.counts
-        one.counts = has_counted or any(
-            self._lacks(process, owners, one)
-            and self._reports[owners, process].met >= one.met + _MEETINGS
-            for process in processes
-        )
-        return one.counts and not has_counted
+    def _judge(self, owners: Owners, partial: Collection[_Partial]) -> bool:
+        """Return whether one of these programs counts as a difference from now on."""
+        if not partial:  # nearly always
+            return False
+        members = owners or self._all
+        reports = [self._reports.get((owners, process)) for process in members]
+        least = min(one.met for one in reports if one is not None)
+        for one in partial:
+            has_met = least >= one.met + _MEETINGS
+            one.counts = has_met and any(self._lacks(p, owners, one) for p in members)
+        return any(one.counts for one in partial)
 
     def lines(self, *, still: Collection[int] | None = None) -> list[str]:
         """Return the differences in words, the first ones first, and at the end how many more.
