@@ -55,6 +55,7 @@ class Facts(NamedTuple):
     is_service_killed: bool = False  # by a signal from outside, which is the trouble
     reached: Reached = Reached()  # by all processes together
     of_job: int = 0  # processes, if `total` are those of this host alone
+    remaining: str = ""  # the processes that exist in spite of SIGKILL
 
 
 class Conclusion(NamedTuple):
@@ -73,6 +74,7 @@ class Conclusion(NamedTuple):
     step: int = -1  # of the process that failed
     is_from_outside: bool = False  # nothing that the program did
     suspicion: str = ""  # why the compile cache is not used any more; empty: it is
+    remaining: str = ""  # the processes that exist in spite of SIGKILL
 
 
 def conclude(facts: Facts) -> Conclusion:
@@ -86,7 +88,9 @@ def conclude(facts: Facts) -> Conclusion:
     has_begun = len(facts.endings) == facts.total or facts.losses or facts.is_of_services
     is_final = is_usage or facts.interrupted is not None or not has_begun
     suspicion = _suspicion(facts.endings)
-    return conclusion._replace(is_final=bool(is_final), suspicion=suspicion)
+    return conclusion._replace(
+        is_final=bool(is_final), suspicion=suspicion, remaining=facts.remaining
+    )
 
 
 def _suspicion(endings: Iterable[Ending]) -> str:

@@ -27,6 +27,7 @@ class JobEnd(NamedTuple):
     reached: Reached = Reached()  # by the processes of this host
     is_of_services: bool = False  # the trouble
     is_service_killed: bool = False  # by a signal from outside
+    remaining: str = ""  # the processes that exist in spite of SIGKILL
 
 
 Judge = Callable[[Conclusion, Reached, int], Conclusion]  # see `restarts.RestartRules.judge`
@@ -62,6 +63,7 @@ def facts_of(
         end.is_of_services,
         end.is_service_killed,
         end.reached,
+        remaining=end.remaining,
     )
 
 

@@ -48,6 +48,7 @@ from shoal.runtime.system.process_status import (
     memory_peak,
     oom_kills,
     send,
+    status_of,
 )
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.system.stacks import seen
@@ -57,6 +58,7 @@ _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for processes left behind
 _DRAIN_S = 1.0  # for the last output, if an unreachable process holds the pipe open
 _TAKE_S = 2.0  # for a reader to take the last output, if a signal has ended the job
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
+_REAPED_S = 60.0  # but before a new attempt, which needs its devices and files, it is
 _POLL_S = 0.02
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage(2)
 _SAVE_POLL_S = 0.05
@@ -77,14 +79,19 @@ class Job:
     Args:
       attempt: its number, as far as this launcher knows.
       crew: the launchers of the job.
-      aftermath_s: from the first failure to SIGTERM for the others; if one of them is saving,
-        until it has saved, `order.aftermath_s` at most.
+      is_last: whether no new attempt follows if this one fails.
     """
 
     def __init__(
-        self, order: JobOrder, attempt: int, console: Console, crew: Crew, aftermath_s: float
+        self, order: JobOrder, attempt: int, console: Console, crew: Crew, *, is_last: bool
     ) -> None:
-        self._order, self._aftermath_s = order, aftermath_s
+        self._order, self._is_last = order, is_last
+        # From the first failure to SIGTERM for the others; if one of them is saving, until it has
+        # saved, `order.aftermath_s` at most. Their reports are of use after the last failure;
+        # before, they cost time.
+        self._aftermath_s = order.aftermath_s
+        if not is_last:
+            self._aftermath_s = min(order.between_s, order.aftermath_s)
         self._save_until_s = math.inf  # until then a save after the first failure has time
         self._oom_kills = oom_kills()
         self._log_dir = order.attempt_dir(attempt)
@@ -95,6 +102,7 @@ class Job:
         self._trouble = ""  # why the job failed, if no process of it was the cause
         self._is_of_services = False  # the trouble
         self._is_service_killed = False  # by a signal from outside, which is the trouble
+        self._remaining = ""  # the processes that exist in spite of SIGKILL
         self._outliving: Outliving | None = None
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._passed_on_s = math.inf  # when the request to end was passed on
@@ -489,6 +497,28 @@ class Job:
             if left:
                 self._watch(self._leftovers, time.monotonic() + within_s, _POLL_S)
         self._processes.kill_groups()
+        if left or self._processes.alive:
+            self._wait_for_killed()
+
+    def _wait_for_killed(self) -> None:
+        """Wait for what SIGKILL has not ended yet, if a new attempt may follow."""
+        words = self._remaining_words()
+        has_failed = any(process.code != 0 for process in self._processes.all)
+        if words and has_failed and not (self._is_last or self._interrupted):
+            limit = f"a new attempt waits for that, {_REAPED_S:g} s at most"
+            self._print(f"SIGKILL has not ended {words} yet: {limit}")
+            self._killed_s, until_s = math.inf, time.monotonic() + _REAPED_S
+            self._watch(lambda: self._remaining_words() and not self._interrupted, until_s, _POLL_S)
+        self._remaining = self._remaining_words()
+
+    def _remaining_words(self) -> str:
+        """Return the processes of this attempt that exist in spite of SIGKILL, as text."""
+        alive = {process.popen.pid: process.index for process in self._processes.alive}
+        left = [relative.pid for relative in self._leftovers() if relative.pid not in alive]
+        rows = [(f"process {index} (pid", pid) for pid, index in alive.items()]
+        rows += [("a child of a process (pid", pid) for pid in left]
+        states = {pid: status.state for _, pid in rows if (status := status_of(pid))}
+        return ", ".join(f"{who} {pid}, state {states.get(pid, '?')})" for who, pid in rows)
 
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
@@ -523,6 +553,7 @@ class Job:
             reached=reached,
             is_of_services=self._is_of_services,
             is_service_killed=self._is_service_killed,
+            remaining=self._remaining,
         )
         self._crew.finish(end)
         self._without_deadlines()

@@ -48,7 +48,7 @@ class ChildProcess:
         self.is_lost = False  # lost to the others while alive
 
     def ending(self) -> Ending:
-        """Return how it ended; a process that cannot even be killed counts as killed.
+        """Return how it ended; one that SIGKILL has not ended counts as killed.
 
         Removes the files that it has written for the launcher.
         """

@@ -120,6 +120,8 @@ class RestartRules:
         restarts = self._restarts
         if restarts is None or not self._may_go_on(conclusion):
             return ""
+        if conclusion.remaining:
+            return f"No new attempt: SIGKILL has not ended {conclusion.remaining}."
         if conclusion.code != REQUEUE and self._failures > restarts.most:
             return f"No new attempt: --max-restarts {restarts.most}."
         if self._is_alike and _is_own(conclusion):
@@ -182,9 +184,7 @@ class Attempts:
         keeps_logs = order.keeps_logs
         while True:
             crew = self._crew_of(order, rules.attempt, console, rules.judge)
-            # The reports of the others are of use after the last failure; before, they cost time.
-            aftermath_s = order.aftermath_s if rules.is_last else order.between_s
-            job = Job(order, rules.attempt, console, crew, min(aftermath_s, order.aftermath_s))
+            job = Job(order, rules.attempt, console, crew, is_last=rules.is_last)
             began_s = time.time()
             conclusion = job.run(orders_fd)
             keeps_logs |= conclusion.has_failed

@@ -72,11 +72,11 @@ def frame_of(data: bytes) -> Frame:
     return frame
 
 
-@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(*[st.integers(-1)] * 3))
-def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reached):
-    end = JobEnd(endings, 0.0, trouble, None, Reached(*reached))
+@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(*[st.integers(-1)] * 3), TEXT)
+def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reached, remaining):
+    end = JobEnd(endings, 0.0, trouble, None, Reached(*reached), remaining=remaining)
     came = end_of(frame_of(pack_end(end, shift_s)).body, "h")
-    assert (came.trouble, came.reached) == (trouble, reached)
+    assert (came.trouble, came.reached, came.remaining) == (trouble, reached, remaining)
     for sent, ending in zip(endings, came.endings, strict=True):
         failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
         moved = (replace(one, at_s=one.at_s + shift_s) for one in sent.threads)

@@ -89,6 +89,19 @@ def test_a_suspicion_about_the_compile_cache_is_said_before_the_next_attempt():
     )
 
 
+def test_beside_a_process_that_sigkill_has_not_ended_no_attempt_begins():
+    words = "process 3 (pid 17, state D) of node 1 (host)"
+    judged = RestartRules(Restarts(9, False)).judge(Conclusion(71, remaining=words), Reached(7), 0)
+    assert (judged.again, judged.lines) == (
+        False,
+        (f"No new attempt: SIGKILL has not ended {words}.",),
+    )
+    judged = RestartRules(Restarts(0, True)).judge(Conclusion(75, remaining=words), Reached(7), 0)
+    assert not judged.again
+    done = Conclusion(0, remaining=words)
+    assert RestartRules(Restarts(9, False)).judge(done, Reached(7), 0).lines == ()
+
+
 def test_a_crash_loop_is_named():
     rules = RestartRules(Restarts(9, False))
     silent = [rules.judge(Conclusion(1), Reached(), n) for n in range(MOST_IDLE)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
+import sys
 import textwrap
 from pathlib import Path
 
@@ -460,6 +462,55 @@ def test_services_that_fail_between_two_attempts_are_a_failed_attempt(launch, nu
     words = {"SIGKILL": "ended, code -9", "SIGSTOP": "is stopped (SIGSTOP?), for 1 s"}
     assert f": the coordinator {words[number]}\n" in finished.err
     assert "shoal run: attempt 2 begins (2 of --max-restarts 2)" in finished.err
+    assert launch.leaves_nobody()
+
+
+# Process 0 fails once the test holds process 1.
+HELD = """
+if attempt == 0 and os.environ["SHOAL_PROCESS_ID"] == "1":
+    say("pid", os.getpid())
+    time.sleep(600)
+while attempt == 0 and not os.path.exists("held"):
+    time.sleep(0.01)
+sys.exit(3 if attempt == 0 else 0)
+"""
+# `shoal run` that waits no time for a process that SIGKILL has not ended.
+IMPATIENT = """
+import sys
+from shoal.cli.main import main
+from shoal.launch import job
+job._REAPED_S, sys.argv = 0.0, sys.argv[3:]
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PTRACE_SEIZE")
+@pytest.mark.parametrize("is_released", [True, False], ids=["in time", "never"])
+def test_a_new_attempt_waits_until_every_process_of_the_last_has_ended(launch, is_released):
+    """A process whose tracer does not wait for it stays, as one in an uninterruptible wait."""
+    launch.env["SHOAL_GRACE_S"] = "0.2"
+    before = () if is_released else (sys.executable, "-c", IMPATIENT)
+    options = ("-n", "2", "--max-restarts", "1", "--no-prefix")
+    popen = launch.start(*options, script=HEAD + HELD, before=before)
+    pid = int(popen.stdout.readline().split()[1])
+    if ctypes.CDLL(None).ptrace(0x4206, pid, None, None):  # PTRACE_SEIZE
+        pytest.skip("this container forbids ptrace")
+    (launch.folder / "held").touch()
+    who = f"process 1 (pid {pid}, state Z)"
+    lines = until(popen.stderr, f"shoal run: SIGKILL has not ended {who} yet: ")
+    assert "begins" not in "".join(lines)
+    if is_released:
+        while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
+            pass
+    finished = launch.finish()
+    if is_released:
+        assert finished.code == 0, finished.err
+        assert "attempt 1 begins" in finished.err
+    else:
+        assert finished.code == 3
+        assert f"  No new attempt: SIGKILL has not ended {who}.\n" in finished.err
+        while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
+            pass
     assert launch.leaves_nobody()
 
 

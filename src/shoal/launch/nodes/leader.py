@@ -324,7 +324,8 @@ class Leader(Peer):
         """Report that all processes of this host have ended."""
         host = self._own.host
         self._name_others_later()
-        self._ends[0] = NodeEnd([ending._replace(host=host) for ending in end.endings])
+        endings = [ending._replace(host=host) for ending in end.endings]
+        self._ends[0] = NodeEnd(endings, remaining=end.remaining)
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the whole job ended, and let the other launchers know."""
@@ -335,8 +336,16 @@ class Leader(Peer):
         return conclusion
 
     def _conclude(self, end: JobEnd) -> Conclusion:
-        is_of_services = end.is_of_services or self._is_late
-        end = end._replace(is_of_services=is_of_services, reached=self._reached(end))
+        remaining = [
+            f"{node_end.remaining} of {self._rules.card(node).name}"
+            for node, node_end in sorted(self._ends.items())
+            if node_end.remaining
+        ]
+        end = end._replace(
+            is_of_services=end.is_of_services or self._is_late,
+            reached=self._reached(end),
+            remaining="; ".join(remaining),
+        )
         endings = sorted(ending for node in self._ends.values() for ending in node.endings)
         total = self._rules.total if self._start is not None else -1
         return conclude(facts_of(end, endings, self.news, total, self._losses))

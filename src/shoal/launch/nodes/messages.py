@@ -46,6 +46,7 @@ class NodeEnd(NamedTuple):
     endings: list[Ending]
     trouble: str = ""  # why it failed, if no process was the cause
     reached: Reached = Reached()
+    remaining: str = ""  # the processes that exist in spite of SIGKILL
 
 
 def first_card(card: NodeCard) -> dict[str, Any]:
@@ -170,7 +171,8 @@ def pack_end(end: JobEnd, shift_s: float) -> bytes:
         }
         for ending in end.endings
     ]
-    text = json.dumps({"endings": rows, "trouble": end.trouble, "reached": end.reached})
+    of_host = {"trouble": end.trouble, "reached": end.reached, "remaining": end.remaining}
+    text = json.dumps({"endings": rows, **of_host})
     return pack_frame({"do": "done"}, text.encode(errors="replace"))
 
 
@@ -184,7 +186,8 @@ def end_of(body: bytes, host: str) -> NodeEnd:
         done = json.loads(body)
         step, saved, ended = map(int, done["reached"])
         endings = [_ending_of(row, host) for row in done["endings"]]
-        return NodeEnd(endings, str(done["trouble"]), Reached(step, saved, ended))
+        reached, remaining = Reached(step, saved, ended), str(done["remaining"])
+        return NodeEnd(endings, str(done["trouble"]), reached, remaining)
     except UNREADABLE:
         raise FrameError("the endings are incomplete") from None
 
