@@ -35,7 +35,7 @@ from shoal.runtime.rules.first_difference import (
 )
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail import Trail, TrailEntry, TrailsDiffer
+from shoal.runtime.rules.trail import Trail, TrailsDiffer
 from shoal.runtime.rules.trail_marks import UNKNOWN, Found, TrailVersion
 from shoal.runtime.system.callsite import line_of
 
