@@ -161,11 +161,12 @@ def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:
         if commit is not None and commit.attempt != replaces:
             raise taken(store.path, commit, replaces)
     saved_steps.check_single(store)
-    if not request.options.overwrite:
-        return {"free": store.check_writable(), "replaces": replaces}
-    replaces = saved_steps.make_way(store, idle_s=request.lease_s) if is_lead else ""
-    free_bytes = store.check_writable()  # others may have looked before the lead has cleaned up
-    return {"free": free_bytes if is_lead else None, "replaces": replaces}
+    if request.options.overwrite and not is_lead:
+        store.check_writable()  # perhaps before the lead has cleaned up: what it finds free counts
+        return {"free": None, "replaces": ""}
+    if request.options.overwrite:
+        replaces = saved_steps.make_way(store, idle_s=request.lease_s)
+    return {"free": store.check_writable(), "replaces": replaces}
 
 
 def check_space(store: Store, answers: Mapping[int, Mapping[str, Any]]) -> None:

@@ -59,7 +59,7 @@ def words_here(leaf: StateLeaf) -> list[tuple[Box, Array]]:
     return [(held.box, words_of(one)) for held, one in zip(leaf.here, data, strict=True)]
 
 
-Cut = tuple[slice, ...]
+Cut = tuple[Any, ...]
 _SMALL_BYTES = 64 << 10
 
 
@@ -67,8 +67,8 @@ class _Fit(NamedTuple):
     """The intersection of one box of an array on this host with a chunk."""
 
     place: int  # index of the box in `StateLeaf.here`
-    where: Cut  # region of the chunk
-    cut: Cut | None  # region of the box; None: all of it
+    where: tuple[slice, ...]  # region of the chunk
+    cut: Cut  # region of the box
 
 
 class _Cutting:
@@ -86,9 +86,7 @@ class _Cutting:
             yield Piece(begin, box.extent, dtype, how, _all(box), lambda: leaf.value)
         elif not leaf.here:
             whole = native(np.asarray(leaf.value))
-            # Never a scalar: a text scalar is shorter than its slot in the array.
-            where: tuple[Any, ...] = (..., *_within(box, (0,) * whole.ndim))
-            part = whole[where]
+            part = whole[_cut(box, (0,) * whole.ndim)]
             yield Piece(begin, box.extent, dtype, how, _all(box), lambda: part)
         else:
             fits = self._fitting(leaf, box)
@@ -110,8 +108,8 @@ class _Cutting:
             for place, held in enumerate(leaf.here):
                 common = box if held.box == box else _overlap(held.box, box)
                 if common is not None:
-                    cut = None if common == held.box else _within(common, held.box.origin)
-                    fits.append(_Fit(place, _within(common, box.origin), cut))
+                    where, cut = _within(common, box.origin), _cut(common, held.box.origin)
+                    fits.append(_Fit(place, where, cut))
         return fits
 
 
@@ -119,8 +117,8 @@ def _joined(box: Box, dtype: np.dtype[Any], fits: Sequence[_Fit], data: Sequence
     """Return a small chunk as one array: copying a few bytes is cheaper than tracking pieces."""
     whole = np.empty(box.extent, dtype)
     for fit in fits:
-        part = words_of(data[fit.place]) if is_key(data[fit.place]) else np.asarray(data[fit.place])
-        whole[fit.where] = part if fit.cut is None else part[fit.cut]
+        values = _reader(data[fit.place], fit.cut, in_place=True)
+        whole[fit.where] = values()
     return whole
 
 
@@ -130,11 +128,11 @@ def _how(name: str) -> tuple[int, np.dtype[Any]]:
     return dtypes.storage_of(dtype).per_byte, dtype
 
 
-def _reader(data: Any, cut: Cut | None, *, in_place: bool) -> Callable[[], Array]:
+def _reader(data: Any, cut: Cut, *, in_place: bool) -> Callable[[], Array]:
     """Return a function that reads a part of an array, in place if it is in host memory."""
     if is_key(data) or not in_place:
-        return lambda: words_of(data) if cut is None else words_of(data)[cut]
-    view = np.asarray(data) if cut is None else np.asarray(data)[cut]
+        return lambda: words_of(data)[cut]
+    view = np.asarray(data)[cut]
     return lambda: view
 
 
@@ -162,12 +160,20 @@ def _overlap(one: Box, other: Box) -> Box | None:
     return Box(origin, extent) if all(size > 0 for size in extent) else None
 
 
-def _within(box: Box, origin: Sequence[int]) -> Cut:
+def _within(box: Box, origin: Sequence[int]) -> tuple[slice, ...]:
     """Return the region of a box relative to `origin`."""
     return tuple(
         slice(a - b, a - b + n) for a, b, n in zip(box.origin, origin, box.extent, strict=True)
     )
 
 
-def _all(box: Box) -> Cut:
+def _cut(box: Box, origin: Sequence[int]) -> Cut:
+    """Return that region as an index whose result is never a scalar.
+
+    A text scalar is shorter than its slot in the array.
+    """
+    return (..., *_within(box, origin))
+
+
+def _all(box: Box) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in box.extent)

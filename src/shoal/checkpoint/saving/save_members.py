@@ -97,9 +97,8 @@ class SaveMembers:
         try:
             yield exchange
         except (CheckpointError, UsageError) as error:  # any other ends the call on the others
-            problem = error
-        payload = exchange.payload if problem is None else encode_error(problem)
-        exchange.answers = self.agree(lines, payload)
+            problem, exchange.payload = error, encode_error(error)
+        exchange.answers = self.agree(lines, exchange.payload)
         self.raise_failure("agree", exchange.answers, problem)
 
     def raise_failure(
@@ -198,14 +197,14 @@ class SaveAttempt:
         try:
             yield exchange
         except Exception as error:  # noqa: BLE001 - raised below, on all
-            problem = error
-        payload = exchange.payload if problem is None else encode_error(problem)
+            problem, exchange.payload = error, encode_error(error)
         # Reports show the user's call; its part is compared, and not shown.
         mark, site = f"save: {self.id} {point}", members.request.site
         at = Point("save", members.group.named, self.lane, mark, site)
-        timeout_s = members.request.waits.left_s
         try:
-            exchange.answers = members.coordinator.arrive(at, payload, timeout_s=timeout_s)
+            exchange.answers = members.coordinator.arrive(
+                at, exchange.payload, timeout_s=members.request.waits.left_s
+            )
         except ShoalError as error:
             raise MeetingFailed(phase, error) from problem
         if failed_processes(exchange.answers) and members.is_lead and phase != "commit":
@@ -277,12 +276,13 @@ def ended_by(attempt: SaveAttempt, problem: Exception | None) -> End:
       StorageError: it is committed, and the error may concern its durability. It is neither ended
         nor retried: an fsync may succeed after one that failed.
     """
-    doubt = problem if isinstance(problem, StorageError) else None
-    if doubt is None or not attempt.store.is_standing(attempt.id):
+    if not isinstance(problem, StorageError):
+        return try_abandon(attempt)
+    if not attempt.store.is_standing(attempt.id):
         end = try_abandon(attempt)
-        if doubt is None or end.commit is None:
+        if end.commit is None:
             return end
-    return End(attempt.store.commit_despite(doubt, attempt.id))
+    return End(attempt.store.commit_despite(problem, attempt.id))
 
 
 def _wait_for_parts(attempt: SaveAttempt, cause: ShoalError) -> None:
