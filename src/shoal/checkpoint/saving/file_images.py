@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -81,24 +81,25 @@ class _Cutting:
     def pieces(self, write: WriteBox, begin: int) -> Iterator[Piece]:
         """Yield the pieces of one chunk: its intersection with each box on this host."""
         leaf, box = self._state.leaves[write.leaf], write.box
-        how, dtype = _how(write.record.dtype)
+        per_byte, dtype = _how(write.record.dtype)
+        fill = partial(Piece, begin, box.extent, dtype, per_byte)
         if write.record.kind == "per_process":  # its box has the process as origin
-            yield Piece(begin, box.extent, dtype, how, _all(box), lambda: leaf.value)
+            yield fill(_all(box), lambda: leaf.value)
         elif not leaf.here:
             whole = native(np.asarray(leaf.value))
             part = whole[_cut(box, (0,) * whole.ndim)]
-            yield Piece(begin, box.extent, dtype, how, _all(box), lambda: part)
+            yield fill(_all(box), lambda: part)
         else:
             fits = self._fitting(leaf, box)
             data = _data(leaf)
             if len(fits) > 1 and write.num_bytes <= _SMALL_BYTES:
                 small = _joined(box, dtype, fits, data)
-                yield Piece(begin, box.extent, dtype, how, _all(box), lambda: small)
+                yield fill(_all(box), lambda: small)
                 return
             for fit in fits:
                 platform = leaf.here[fit.place].device.platform
                 values = _reader(data[fit.place], fit.cut, in_place=platform == "cpu")
-                yield Piece(begin, box.extent, dtype, how, fit.where, values)
+                yield fill(fit.where, values)
 
     def _fitting(self, leaf: StateLeaf, box: Box) -> list[_Fit]:
         key = id(leaf.here), box  # leaves of one layout share the tuple, which `state` keeps alive
