@@ -6,6 +6,10 @@ turns: `shoal.barrier`, `sync_global_devices`, the barrier of JAX's coordination
 as take each contestant about SAMPLE_S, on process 0. MPI spins while it waits: with more processes
 than cores it pays for that.
 
+The row `step with notes` is a loop of steps of STEP_MS, each with a collective of XLA, where
+compiled programs are noted, as evidence of a divergence, and where they are not. Both take turns in
+a random order, in blocks of STEPS steps.
+
 The row `barrier sockets` is the same barrier with its calls over the Unix socket, for processes on
 the host of the meeting place, and over TCP, for all others.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -24,6 +29,7 @@ import jobs
 
 SAMPLE_S, ROUNDS, WARM_UP = 0.25, 11, 50
 SERVICE_MS = 10_000
+STEP_MS, STEPS = 10, 50
 
 
 def barriers() -> dict[str, Callable[[int], object]]:
@@ -122,6 +128,44 @@ def measure_step() -> dict[str, list[float]]:
     }
 
 
+def measure_notes() -> dict[str, list[float]]:
+    """Return milliseconds a step, where compiled programs are noted, and where they are not."""
+    import jax
+    import numpy as np
+    from jax._src import compiler  # what is noted are its calls
+
+    import shoal
+    from shoal.runtime.process import coordinator
+
+    noting, notes = compiler.compile_or_get_cached, coordinator().programs
+    mesh = shoal.make_mesh({"data": -1})
+    given = np.full((64 * shoal.process_count(), 64), 1 / 64, "float32")
+    rows = shoal.put(given, shoal.Layout(mesh, "data"))
+
+    @jax.jit
+    def train(rows: jax.Array, turns: jax.Array) -> jax.Array:
+        square = rows[:64]
+        return jax.lax.fori_loop(0, turns, lambda _, x: x @ square, rows).sum()
+
+    def block_ms(turns: int, *, is_noted: bool) -> float:
+        compiler.compile_or_get_cached = noting if is_noted else noting.shoal_wraps
+        notes.is_noting = is_noted
+        shoal.barrier("block")
+        began = time.perf_counter()
+        for i in range(STEPS):
+            with shoal.step(i):
+                float(train(rows, turns))
+        return (time.perf_counter() - began) / STEPS * 1e3
+
+    block_ms(1, is_noted=True)  # compiles
+    least_ms, more_ms = (block_ms(turns, is_noted=True) for turns in (1, 401))
+    turns = agreed(max(1, round(400 * (STEP_MS - least_ms) / (more_ms - least_ms))))
+    samples: dict[str, list[float]] = {"shoal": [], "without notes": []}
+    for name in random.Random(0).sample([*samples] * ROUNDS, 2 * ROUNDS):
+        samples[name].append(block_ms(turns, is_noted=name == "shoal"))
+    return samples
+
+
 def be_process(what: str, address: str, index: int, count: int) -> None:
     """Be one process of a job."""
     import shoal
@@ -131,6 +175,8 @@ def be_process(what: str, address: str, index: int, count: int) -> None:
     )
     if what == "step":
         samples = measure_step()
+    elif what == "notes":
+        samples = measure_notes()
     else:
         samples = measure_barriers(barriers() if what == "barrier" else sockets())
     shoal.barrier("measured")
@@ -154,6 +200,7 @@ def rows() -> Iterator[tuple[str, dict[str, object], dict[str, list[float]], str
         }
         yield "barrier", case, run_job("barrier", count), "us"
         yield "barrier sockets", case, run_job("sockets", count), "us"
+    yield "step with notes", {"processes": 2, "cores": os.cpu_count()}, run_job("notes", 2), "ms"
     for name, values in run_job("step", 2).items():
         case = {"processes": 2, "limit_percent": 1, "mean": round(statistics.mean(values), 4)}
         yield name.replace("_", " "), case, {"shoal": values}, "%"
