@@ -247,9 +247,17 @@ def test_processes_that_only_make_steps_are_told_by_their_signs_of_life():
 
 
 def hang_in_programs_of_their_own():
-    """Give `put` different values, and run programs that wait for each other without an end."""
+    """Give `put` different values, and run programs that wait for each other without an end.
+
+    Process 0 has also compiled a program alone.
+    """
     odd = shoal.process_index()
     mesh = shoal.make_mesh({"x": 2})
+    y = shoal.put(np.float32(1), Layout(mesh))
+    if not odd:
+        print(y / 2)
+    while not np.sum(shoal.allgather(len(shoal.job_status().programs))):
+        pass
     x = shoal.put(np.arange(16, dtype=np.float32).reshape(4, 4) + odd, Layout(mesh, "x", None))
     target = shoal.named_sharding(Layout(mesh, None, None) if odd else Layout(mesh, None, "x"))
     jax.block_until_ready(jax.jit(lambda x: x * 2, out_shardings=target)(x))
@@ -262,7 +270,9 @@ def test_processes_that_hang_in_their_own_programs_end_with_the_call_that_differ
         ended = cluster.wait()
     for process, one in enumerate(ended):
         assert one.code == 70, one
-        assert f"process {process} of 2 (" in one.err
-        assert "processes gave put different values" in one.err
+        headline, evidence, *_ = one.err[one.err.index("shoal: ") :].splitlines()
+        assert headline.startswith(f"shoal: process {process} of 2 (")
+        assert "processes gave put different values" in headline
+        assert evidence.startswith("  process 0 alone has compiled jit(true_divide) for 2 devices")
         assert "put at tests/processes/test_trail.py:" in one.err
         assert "the main thread has been in native code, at tests/processes/test_trail" in one.err
