@@ -74,8 +74,7 @@ def _computed(call: Call) -> Fingerprint:
     if len(text) > _SENT:
         digest = call_digest(text.encode(errors="surrogatepass")).hex()
         digest = f"{len(call.spec)} lines, {digest}"
-    sent = text[:_SENT]
-    return Fingerprint(site, digest, tuple(sent.split("\n")) if sent else ())
+    return Fingerprint(site, digest, text[:_SENT])
 
 
 _of_short = lru_cache(maxsize=256)(_computed)

@@ -85,7 +85,7 @@ def test_different_names_are_told_to_all_with_both_sides(make_job):
 def test_different_fingerprints_are_told(make_job):
     job = make_job(2)
     lines = ["float32[8]", "bfloat16[8]"]
-    errors = job.on_all(lambda c: meet(c, fingerprint=Fingerprint("", "", (lines[c.process],))))
+    errors = job.on_all(lambda c: meet(c, fingerprint=Fingerprint("", "", lines[c.process])))
     assert [type(error) for error in errors] == [DivergenceError] * 2
     assert errors[0].sides == {"float32[8]": (0,), "bfloat16[8]": (1,)}
 

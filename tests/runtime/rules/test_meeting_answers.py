@@ -36,11 +36,11 @@ TRAVELS = [
     (
         SidesDiffer(
             [
-                MeetingSide("a", "f", "t.py:1", [0], Fingerprint("t.py:1", "", ("x: int",))),
+                MeetingSide("a", "f", "t.py:1", [0], Fingerprint("t.py:1", "", "x: int")),
                 MeetingSide("b", "", "", [1, 2]),
             ]
         ),
-        '{"sides": [["a", "f", "t.py:1", [0], ["t.py:1", "", ["x: int"]]], '
+        '{"sides": [["a", "f", "t.py:1", [0], ["t.py:1", "", "x: int"]], '
         '["b", "", "", [1, 2], null]]}',
     ),
     (

@@ -101,7 +101,7 @@ def test_calls_that_failed_before_are_named():
         assert lines[4:] == [*line, "A barrier needs the same name on every process."]
     late = TooLate(StillMissing([5], [(5, "joined, 9.0 s ago")]), 3, 10.0, since=since)
     assert str(error_of(late, ME, POINT, 10.0)).splitlines()[2:] == [f"  {told}", HINT]
-    spec = tuple(f"leaf {n}" for n in range(90))
+    spec = "\n".join(f"leaf {n}" for n in range(90))
     long = [
         MeetingSide("x", "x", "a.py:1 (f)", [n], Fingerprint("", f"90 lines, {n}", spec))
         for n in (0, 1)
@@ -184,15 +184,15 @@ def test_a_divergence_shows_what_differs_and_no_more():
         SAME_CALLS,
     ]
     # a barrier and a broadcast of one name
-    broadcast = ("w", "broadcast", site), Fingerprint("", "", ("x: int",))
+    broadcast = ("w", "broadcast", site), Fingerprint("", "", "x: int")
     assert lines([("w", "barrier", site)], broadcast) == [
         "made different calls",
         "  processes 0-1: barrier 'w' at a.py:1 (f)",
         "  processes 2-3: broadcast 'w' at a.py:1 (f)",
         SAME_CALLS,
     ]
-    spec = [f"leaf {n}" for n in range(90)]
-    versions = [(("x", "x", site), Fingerprint("", "", (*spec, end))) for end in ("a", "b")]
+    spec = "\n".join(f"leaf {n}" for n in range(90))
+    versions = [(("x", "x", site), Fingerprint("", "", f"{spec}\n{end}")) for end in ("a", "b")]
     assert lines(*versions, lane="side") == [
         "gave x different values (lane 'side')",
         "  x at a.py:1 (f)",
@@ -204,7 +204,7 @@ def test_a_divergence_shows_what_differs_and_no_more():
 
 def test_a_call_with_a_name_is_told_from_one_without():
     call = "assert_same", "assert_same", "a.py:1 (f)"
-    named, unnamed = (Fingerprint(site, "", ("int",)) for site in ("", "a.py:1 (f)"))
+    named, unnamed = (Fingerprint(site, "", "int") for site in ("", "a.py:1 (f)"))
     sides = [MeetingSide(*call, [0], named), MeetingSide(*call, [1], unnamed)]
     first = ThisProcess(0, ME.hosts)
     error = error_of(SidesDiffer(sides), first, POINT, 0.0)

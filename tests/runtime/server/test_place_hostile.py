@@ -189,8 +189,8 @@ def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
         {"step": 3, "point": Point("x", trail=5)},
         {"step": 3, "point": Point("x")[:-1]},
         {"step": 3, "point": Point("x", fingerprint="barrier")},
-        {"step": 3, "point": Point("x", fingerprint=Fingerprint("", "", (1,)))},
-        {"step": 3, "point": Point("x", fingerprint=Fingerprint("", "", ("y" * 40_000,)))},
+        {"step": 3, "point": Point("x", fingerprint=Fingerprint("", "", 1))},
+        {"step": 3, "point": Point("x", fingerprint=("", ""))},
     ):
         lane = place.lane(job[0])
         lane.say("arrive", ticket=1, timeout_s=1, **wrong)

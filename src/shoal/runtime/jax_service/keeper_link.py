@@ -143,7 +143,7 @@ def find_host_keeper(
         except KeeperError as error:
             outcome["trouble"] = str(error)
     security = "mutual TLS" if has_tls else "no mutual TLS"
-    fingerprint = Fingerprint("", "", (f"JAX's service by {security}",))
+    fingerprint = Fingerprint("", "", f"JAX's service by {security}")
     point = Point("initialize", operation="initialize", site=callsite(), fingerprint=fingerprint)
     payload = json.dumps(outcome).encode() if outcome else b""
     answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))

@@ -64,7 +64,8 @@ class MeetingSide(NamedTuple):
         name, operation, site = (
             text[:MOST_TEXT] for text in (name or point.name, point.operation, point.site)
         )
-        return cls(name, operation, site, processes, point.fingerprint)
+        found = point.fingerprint and point.fingerprint.cut(MOST_TEXT)
+        return cls(name, operation, site, processes, found)
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> MeetingSide:

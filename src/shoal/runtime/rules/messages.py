@@ -213,11 +213,12 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
             raise FrameError("field 'point' lacks a required text")
     if type(point.survivors) is not bool or type(point.follows) is not bool:
         raise FrameError("field 'point' lacks a required boolean")
-    if point.fingerprint is not None:
-        point = point._replace(fingerprint=Fingerprint.of(point.fingerprint))
-    if point.group is None:
+    group, fingerprint = point.group, Fingerprint.of(point.fingerprint)
+    if group is None and fingerprint is None:
         return point
-    return point._replace(group=_group(point.group, process, count))
+    if group is not None:
+        group = _group(group, process, count)
+    return point._replace(group=group, fingerprint=fingerprint)
 
 
 def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:

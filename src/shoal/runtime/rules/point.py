@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shoal.arguments import as_integer
@@ -20,8 +20,8 @@ class Fingerprint(NamedTuple):
     """What else must be equal at a point: the call's place, and everything that it was given."""
 
     site: str  # the call site; empty if a name declares all calls to be one
-    digest: str  # of all lines, with their number; empty if `lines` holds them all
-    lines: tuple[str, ...]  # the last one may be cut if there is a digest
+    digest: str  # of all lines, with their number; empty if `text` holds them all
+    text: str  # the lines, or their beginning if there is a digest
 
     @classmethod
     def of(cls, row: object) -> Fingerprint | None:
@@ -33,16 +33,18 @@ class Fingerprint(NamedTuple):
         match row:
             case None:
                 return None
-            case [str(site), str(digest), [*lines]]:
-                one = cls(site, digest, tuple(line for line in lines if isinstance(line, str)))
-                if len(one.lines) == len(lines) and one.num_characters <= _MAX_TEXT:
-                    return one
-        raise FrameError("a fingerprint is not a call site, a digest and lines, or is too long")
+            case [str(site), str(digest), str(text)]:
+                return cls(site, digest, text)
+        raise FrameError("a fingerprint is not three texts")
 
     @property
-    def num_characters(self) -> int:
-        """The length of all its texts."""
-        return len(self.site) + len(self.digest) + sum(len(line) + 1 for line in self.lines)
+    def lines(self) -> Sequence[str]:
+        """The options, then the leaves; the last one may be cut."""
+        return self.text.split("\n") if self.text else ()
+
+    def cut(self, most: int) -> Fingerprint:
+        """Return it with at most so many characters in each text."""
+        return Fingerprint(self.site[:most], self.digest[:most], self.text[:most])
 
 
 class Point(NamedTuple):
@@ -146,7 +148,7 @@ def checked(
     """
     problems = []
     name, group, lane, operation, site = point[:5]
-    given = 0 if point.fingerprint is None else point.fingerprint.num_characters
+    given = sum(map(len, point.fingerprint or ()))
     if len(name) + len(lane) + len(operation) + len(site) + given > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, operation {len(operation)}"
         lengths += f", site {len(site)}, fingerprint {given} characters"
