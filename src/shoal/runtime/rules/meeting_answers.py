@@ -365,8 +365,8 @@ def _divergence_of(facts: Mapping[str, Any]) -> Divergence:
         versions = [TrailVersion(*row) for row in facts["trails"]]
         return TrailsApart(TrailVersions(versions, facts.get("lane")))
     if "circle" in facts:
-        rows = [(MeetingSide.of_row(side), group, gone) for side, group, gone in facts["circle"]]
-        return WaitCycle([CycleSide(*row) for row in rows])
+        rows = facts["circle"]
+        return WaitCycle([CycleSide(MeetingSide.of_row(side), *rest) for side, *rest in rows])
     return SidesDiffer([MeetingSide.of_row(row) for row in facts["sides"]], _since_of(facts))
 
 
