@@ -283,7 +283,14 @@ def run(
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
     request = RunRequest(
-        *(tuple(program or ()), module, processes, devices, only, log_dir, prefix, hosts),
+        tuple(program or ()),
+        module=module,
+        processes=processes,
+        devices=devices,
+        only=only,
+        log_dir=log_dir,
+        prefix=prefix,
+        nodes=hosts,
         max_restarts=max_restarts,
         restart_preempted=restart_preempted,
         stalled_after=stalled_after,
@@ -347,7 +354,14 @@ def check(request: RunRequest) -> _Checked:
     shown = indices if is_shown else None
     stdin = None if request.stdin is None else min(readers)
     return _Checked(
-        processes or 1, devices, shown, nodes, restarts, stalled_after_s, stdin, why_auto
+        processes=processes or 1,
+        devices=devices,
+        shown=shown,
+        nodes=nodes,
+        restarts=restarts,
+        stalled_after_s=stalled_after_s,
+        stdin=stdin,
+        why_auto=why_auto,
     )
 
 
