@@ -121,12 +121,12 @@ def record(
     if not path:
         return False
     try:
-        one = record_of(
-            error, process=process, step=step, point=point, because_of=because_of, thread=thread
-        )
-        if one is None:
+        records = _records(error, process, step, point, because_of, thread)
+        texts = (json.dumps(to_json(one)) for one in records)
+        text = next((text for text in texts if len(text) < _BYTES), None)
+        if text is None:
             return False
-        data = json.dumps(to_json(one)).encode() + b"\n"
+        data = text.encode() + b"\n"
         try:
             file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError:
@@ -148,7 +148,6 @@ def record_of(
     step: int | None = None,
     point: CalledAt | None = None,
     because_of: Iterable[int] | None = None,
-    thread: str = "",
     most_bytes: int = _BYTES - 1,
 ) -> LastRecord | None:
     """Return what a process records of an uncaught exception: see `record`. None: it is too long,
@@ -157,21 +156,31 @@ def record_of(
     Args:
       most_bytes: of its JSON.
     """
+    records = _records(error, process, step, point, because_of)
+    return next((one for one in records if len(json.dumps(to_json(one))) <= most_bytes), None)
+
+
+def _records(
+    error: BaseException,
+    process: int | None,
+    step: int | None,
+    point: CalledAt | None,
+    because_of: Iterable[int] | None,
+    thread: str = "",
+) -> Iterator[LastRecord]:
+    """Yield the record of an exception, each time with less of its texts."""
     at_s = time.monotonic()
     named = peers_named(error) if because_of is None else because_of
     peers = None if named is None else ProcessSet(named)
     for most in _MOST:
         cause = cause_of(error, process=process, step=step, point=point, most=most)
-        one = LastRecord(
+        yield LastRecord(
             pid=os.getpid(),
             at_s=at_s,
             cause=dataclasses.replace(cause, thread=thread),
             because_of=peers,
             is_torn=peers is None and is_torn(error),
         )
-        if len(json.dumps(to_json(one))) <= most_bytes:
-            return one
-    return None
 
 
 def record_of_exit(
