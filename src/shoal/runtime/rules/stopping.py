@@ -174,7 +174,7 @@ class _OpenNotice(NamedTuple):
     due: float | None  # on this process's clock
 
 
-class _Loop:
+class _LoopCalls:
     """What the program's loop has asked in a round, by `preempted` and by its saves."""
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class Stop:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # entering either acquires the lock
         self._round = 0
-        self._loop = _Loop()  # of this round
+        self._loop = _LoopCalls()  # of this round
         self._saved = _Saved()
         self._step: int | None = None
         self._save_step = 0
@@ -351,7 +351,7 @@ class Stop:
         """Begin the next round, which closes the notices up to number `closed`."""
         with self._changed:
             self._round += 1
-            self._loop, self._step = _Loop(), None
+            self._loop, self._step = _LoopCalls(), None
             self._saved.restart()
             self._verdict_of_job = 0
             self.saves.restart()
