@@ -49,8 +49,8 @@ READING = {
     ),
     "an exit by a text": (
         "runtime/exit/first_failure.py",
-        'has_chosen = cause is not None and cause.kind == "exit" and gone is not None',
-        'has_chosen = gone is not None and gone.words.startswith("exited with")',
+        'if cause.kind == "exit" and ending.gone is not None:',
+        'if ending.gone is not None and ending.gone.words.startswith("exited with"):',
     ),
 }
 
