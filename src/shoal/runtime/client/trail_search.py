@@ -281,7 +281,7 @@ def find_together(
 
     Args:
       point: where the processes met.
-      here: the name, lane and site of a round.
+      here: the point of a round, without its group.
       sides: what differs, each with its `processes`.
       key: of the difference; see `key_of`.
     """
