@@ -273,9 +273,8 @@ def test_no_job_of_several_is_shown(env):
     assert shown_job(env) is None
 
 
-def test_what_was_passed_over_is_told():
+def test_the_reason_names_the_launcher_and_the_address():
     cluster = decide(Arguments(), SBATCH)
-    assert cluster.passed_over == ("Slurm step: SLURM_PROCID=0 without SLURM_STEP_NUM_TASKS",)
     assert cluster.reason == "no launcher's variables: a job of one process"
     cluster = decide(Arguments(), {**MPICH, "SHOAL_COORDINATOR": "h:1"})
     assert cluster.reason == "MPICH (PMI_RANK=0, PMI_SIZE=3); address from SHOAL_COORDINATOR"

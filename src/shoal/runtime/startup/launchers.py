@@ -66,7 +66,6 @@ class JobPlace(NamedTuple):
     virtual_devices: int | None
     local_device_ids: tuple[int, ...] | None
     reason: str
-    passed_over: tuple[str, ...]  # one line for each launcher that was seen and not used
     host_devices: int | None = None  # CPU devices beside the accelerators
     rendezvous: Rendezvous | None = None  # where process 0 says the address
     launched: str = ""  # the launcher's variables, if they identify the job
@@ -121,8 +120,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
     env = innermost(env)
     given = arguments._asdict().items()
     problems = not_texts(**{name: value for name, value in given if "_address" in name})
-    passed_over: list[str] = []
-    place = _place(arguments, env, problems, passed_over)
+    place = _place(arguments, env, problems)
     where = MeetsAt()
     if place.num_processes > 1:
         where = meets_at(arguments.coordinator_address, env, place.launched, problems)
@@ -139,7 +137,6 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         virtual_devices=virtual_devices(arguments, env, problems),
         local_device_ids=_local_devices(arguments, env, place.launched, problems),
         reason=f"{place.reason}; address from {where.source}" if where.source else place.reason,
-        passed_over=tuple(passed_over),
         host_devices=host_devices(arguments, problems),
         rendezvous=where.rendezvous,
         launched=place.launched.words if place.launched else "",
@@ -164,7 +161,7 @@ def shown_job(env: Environment) -> ShownJob | None:
       UsageError: a value is malformed, or two contradict each other.
     """
     problems: list[str] = []
-    numbers = _of_environment(innermost(env), problems, [])
+    numbers = _of_environment(innermost(env), problems)
     raise_all("the variables of this process's launcher", problems)
     if numbers is None or numbers.num_processes == 1 or not numbers.launcher.shows_job:
         return None
@@ -181,7 +178,7 @@ def numbers_of(env: Environment) -> tuple[int, int]:
       InitializeError, UsageError: as `decide`, for the numbers alone.
     """
     problems: list[str] = []
-    place = _place(Arguments(), innermost(env), problems, [])
+    place = _place(Arguments(), innermost(env), problems)
     raise_all("the variables of this process's launcher", problems)
     return place.process, place.num_processes
 
@@ -207,9 +204,7 @@ def innermost(env: Environment) -> Environment:
     return {name: value for name, value in env.items() if name not in dropped}
 
 
-def _place(
-    arguments: Arguments, env: Environment, problems: list[str], passed_over: list[str]
-) -> _JobNumbers:
+def _place(arguments: Arguments, env: Environment, problems: list[str]) -> _JobNumbers:
     method = arguments.cluster_detection_method
     launchers = _launchers_of(method, problems)
     given = {"process_id": arguments.process_id, "num_processes": arguments.num_processes}
@@ -222,7 +217,7 @@ def _place(
             problems.append(f"{shown(given_here)} without {lacking}: pass both or neither")
             return _JobNumbers(0, 1, "arguments")
         return _JobNumbers(*_fit(given_here, "process_id", "num_processes", problems), "arguments")
-    numbers = _of_environment(env, problems, passed_over, launchers)
+    numbers = _of_environment(env, problems, launchers)
     if numbers is None:
         alone = {name: env[name] for name in _ADDRESSES if env.get(name, "").strip()}
         if method is not None and not problems:
@@ -268,20 +263,17 @@ def _launchers_of(method: object, problems: list[str]) -> Sequence[Launcher]:
 def _of_environment(
     env: Environment,
     problems: list[str],
-    passed_over: list[str],
     launchers: Sequence[Launcher] = LAUNCHERS,
 ) -> _Numbers | None:
     """Return the numbers of the innermost launcher."""
     for launcher in launchers:
-        numbers = _of_launcher(launcher, env, problems, passed_over)
+        numbers = _of_launcher(launcher, env, problems)
         if numbers is not None:
             return numbers
     return None
 
 
-def _of_launcher(
-    launcher: Launcher, env: Environment, problems: list[str], passed_over: list[str]
-) -> _Numbers | None:
+def _of_launcher(launcher: Launcher, env: Environment, problems: list[str]) -> _Numbers | None:
     """Return the numbers of this launcher, or None."""
     env = launcher.completed(env, problems)
     indices = (*launcher.indices, *launcher.same_index)
@@ -298,7 +290,6 @@ def _of_launcher(
         return _Numbers(*_fit(variables, at, of, problems), words, launcher, env)
     half = next(f"{name}={variables[name]}" for name in (at, of) if name is not None)
     if half in launcher.no_job:
-        passed_over.append(f"{launcher.name}: {half} without {launcher.counts[0]}")
         return None
     index = whole(at, variables[at], 0, problems) if at else None
     count = whole(of, variables[of], 1, problems) if of else None
