@@ -90,6 +90,7 @@ def test_all_offenders_are_named_at_once():
         (("empty",), "holds no __main__.py"),
         (("nowhere/train.py",), "there is no directory 'nowhere'"),
         (("python_trian.py",), "there is no script 'python_trian.py'; did you mean"),
+        (("2", "train.py"), "there is no script '2'; for that many processes, pass -n 2"),
         (("completely_different",), "there is no script 'completely_different'"),
     ],
 )

@@ -26,7 +26,10 @@ ASKS = "print(shoal.process_index())"
 JOINS = "shoal.initialize(virtual_devices=1)"
 EXPLICIT = "shoal.initialize(coordinator_address={!r}, num_processes=2, process_id={})"
 OWN = "shoal.initialize(num_processes=1, virtual_devices=1); print(shoal.process_count())"
-ADVICE = "put initialize() below `if __name__ == '__main__':`, or pass num_processes=1"
+ADVICE = (
+    "put initialize() below `if __name__ == '__main__':`, or pass num_processes=1 for a job of its "
+    "own, or start it with shoal run for one of several processes"
+)
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 
 

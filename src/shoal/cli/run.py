@@ -523,6 +523,8 @@ def _wrong_script(script: str) -> list[str]:
         return [f"{where} (script {script!r})"]
     if link := dangling_link(script):
         return [f"{link} (script {script!r})"]
+    if script.isdigit():
+        return [f"there is no script {script!r}; for that many processes, pass -n {script}"]
     hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
     if not hint and shutil.which(script):
         return [f"{script!r} is a command, not a script: pass --no-python to start it"]

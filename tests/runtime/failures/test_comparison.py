@@ -240,6 +240,13 @@ def test_a_line_is_sent_and_read_back(one):
         ("dtype", "broadcast", "", "processes gave broadcast different dtypes", "broadcast needs"),
         ("tree", "save", "", "processes gave save different trees", "save needs the same tree"),
         ("value", "put", "", "processes gave put different values", "put needs equal values"),
+        (
+            "shape",
+            "from_host_local",
+            "",
+            "processes gave from_host_local different shapes",
+            "from_host_local needs parts of the same shape on every process: leave out the rows",
+        ),
         ("step", "save", "", "processes gave save different steps", "save needs the same step on"),
         ("step", "restore", "", "processes gave restore different steps", "restore needs the"),
         ("group", "barrier", "pair", "processes gave barrier 'pair' different groups", "Every pro"),

@@ -78,6 +78,10 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("from_host_local", ""): (
         "from_host_local needs the same tree, shapes, dtypes and layouts on every process."
     ),
+    ("from_host_local", "shape"): (
+        "from_host_local needs parts of the same shape on every process: leave out the rows that "
+        "are left over, or let feed(…, remainder='pad') fill them up."
+    ),
     ("from_host_local", "value"): (
         "from_host_local needs data that a layout does not split between processes to be equal on "
         "them: split them, or broadcast them first.\n"

@@ -32,7 +32,7 @@ BY_JAX = "jax.distributed.initialize"
 _MARK = "SHOAL_MEMBER"
 _ADVICE = (
     "put initialize() below `if __name__ == '__main__':`, or pass num_processes=1 for a job of "
-    "its own"
+    "its own, or start it with shoal run for one of several processes"
 )
 
 
