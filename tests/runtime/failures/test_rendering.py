@@ -29,7 +29,7 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
-from shoal.runtime.failures.headline import job_headline
+from shoal.runtime.failures.headline import job_headline, raised_words
 from shoal.runtime.failures.rendering import (
     Style,
     facts_without_secrets,
@@ -566,3 +566,13 @@ def test_the_beginning_of_a_message_and_the_failing_frame_are_never_cut(message,
 def squeezed(text: str) -> str:
     """Return a text without spaces, and without newlines, escaped ones included."""
     return re.sub(r"\s", "", text).replace("\\n", "")
+
+
+def test_what_several_processes_raised_is_said_alike():
+    ends = [
+        raised(
+            me, error="SaveAbortedError", message=f"process {me} of 3 (h{me}): save was ended\n."
+        )
+        for me in (1, 2)
+    ]
+    assert {raised_words(one) for one in ends} == {"raised SaveAbortedError: save was ended"}

@@ -277,7 +277,8 @@ def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
 
 def left_cause(left: Gone | None) -> Cause:
     """Return the failure of a process that had left the job in order, and that others missed."""
-    place = None if left is None or left.at is None else left.at.place
+    at = None if left is None else left.at
+    place = None if at is None else at.place
     where = ""
     if left is not None and left.why:
         where = f", by {line_of(left.why)}"
