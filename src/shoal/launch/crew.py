@@ -12,7 +12,7 @@ from shoal.launch.environment import Addresses, HostShare, JobStart, free_port
 from shoal.launch.loop import Console
 from shoal.launch.news import News
 from shoal.launch.order import JobOrder
-from shoal.launch.services import ServiceProcesses
+from shoal.launch.services import EarlyServices, ServiceProcesses
 from shoal.runtime.exit.first_failure import Ending
 from shoal.runtime.system.progress_file import Reached
 
@@ -105,8 +105,8 @@ class Crew(Protocol):
     def next_s(self) -> float:
         """When `turn` must be called at the latest."""
 
-    def open(self) -> None:
-        """Start the services that the processes need."""
+    def open(self, early: EarlyServices) -> None:
+        """Start the services that the processes need; `early`: those that wait already."""
 
     def turn(self) -> Sequence[str]:
         """Perform due actions; return lines to print."""
@@ -151,10 +151,11 @@ class Alone:
         self.services: ServiceProcesses | None = None
         self._start: JobStart | None = None
 
-    def open(self) -> None:
+    def open(self, early: EarlyServices) -> None:
         """Start the services."""
-        loop = self._console.loop
-        self.services = ServiceProcesses(self._processes, self._env, self._log_dir, loop)
+        self.services = ServiceProcesses(
+            self._processes, self._env, self._log_dir, self._console.loop, early=early
+        )
         self.news = self.services.news
 
     @property

@@ -33,7 +33,7 @@ from shoal.launch.loop import Console
 from shoal.launch.order import JobOrder
 from shoal.launch.output import Log, display_of, paint_prefixes
 from shoal.launch.processes import Outliving, Processes
-from shoal.launch.services import late_words
+from shoal.launch.services import EarlyServices, late_words
 from shoal.runtime.exit.first_failure import is_signal_from_outside
 from shoal.runtime.failures.facts import Cause, Memory
 from shoal.runtime.failures.headline import seconds
@@ -79,13 +79,21 @@ class Job:
     Args:
       attempt: its number, as far as this launcher knows.
       crew: the launchers of the job.
+      early: the services that wait for the next attempt, or for this one.
       is_last: whether no new attempt follows if this one fails.
     """
 
     def __init__(
-        self, order: JobOrder, attempt: int, console: Console, crew: Crew, *, is_last: bool
+        self,
+        order: JobOrder,
+        attempt: int,
+        console: Console,
+        crew: Crew,
+        early: EarlyServices,
+        *,
+        is_last: bool,
     ) -> None:
-        self._order, self._is_last = order, is_last
+        self._order, self._early, self._is_last = order, early, is_last
         # From the first failure to SIGTERM for the others; if one of them is saving, until it has
         # saved, `order.aftermath_s` at most. Their reports are of use after the last failure;
         # before, they cost time.
@@ -144,7 +152,7 @@ class Job:
         what = "the services"
         try:
             os.makedirs(self._log_dir, exist_ok=True)
-            crew.open()
+            crew.open(self._early)
             until_s = math.inf if order.nodes else self._start_s + _START_S
             self._watch(
                 lambda: not (crew.start or crew.trouble or self._interrupted or self._trouble),
@@ -360,6 +368,8 @@ class Job:
         if not self._has_reported:
             self._has_reported = True
             self._crew.report_failure()
+            if self._crew.services and not (self._is_last or self._interrupted):
+                self._crew.services.start_next(self._early)
         if not self._is_ending:
             self._terminate_at_s = now_s + self._aftermath_s
             self._save_until_s = now_s + order.aftermath_s
@@ -486,8 +496,8 @@ class Job:
 
     def _leftovers(self) -> list[Relative]:
         """Return the descendants that do not belong to a service."""
-        services = self._crew.services
-        return descendants(os.getpid(), without=services.pids if services else ())
+        services = self._crew.services.pids if self._crew.services else set()
+        return descendants(os.getpid(), without=services | self._early.pids)
 
     def _end_leftovers(self) -> None:
         """End processes left behind: SIGTERM, a moment, SIGKILL."""

@@ -12,6 +12,7 @@ from shoal.launch.crew import Crew, Judge
 from shoal.launch.job import Job
 from shoal.launch.loop import Console
 from shoal.launch.order import JobOrder, Restarts
+from shoal.launch.services import EarlyServices
 from shoal.runtime.failures.facts import JobFailure
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import kill_all
@@ -181,10 +182,10 @@ class Attempts:
     def run(self, orders_fd: int) -> int:
         """Run the job to the end of its last attempt; return the exit code of that one."""
         order, console, rules = self._order, Console(), RestartRules(self._order.restarts)
-        keeps_logs = order.keeps_logs
+        keeps_logs, early = order.keeps_logs, EarlyServices()
         while True:
             crew = self._crew_of(order, rules.attempt, console, rules.judge)
-            job = Job(order, rules.attempt, console, crew, is_last=rules.is_last)
+            job = Job(order, rules.attempt, console, crew, early, is_last=rules.is_last)
             began_s = time.time()
             conclusion = job.run(orders_fd)
             keeps_logs |= conclusion.has_failed
@@ -193,8 +194,9 @@ class Attempts:
             order = order.next(is_announced=conclusion.is_announced)
             if conclusion.suspicion:
                 order = order._replace(suspect_since_s=began_s)
-            kill_all(within_s=_BETWEEN_S)
+            kill_all(within_s=_BETWEEN_S, without=early.pids)
             console.print(conclusion.next_words)
+        early.close()
         if not keeps_logs:
             shutil.rmtree(order.log_dir, ignore_errors=True)
         return conclusion.code

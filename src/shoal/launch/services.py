@@ -12,7 +12,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.launch.environment import job_name
@@ -24,8 +24,10 @@ from shoal.runtime.system.child_process import uninspected
 from shoal.runtime.system.service_commands import (
     JAX_SERVICE,
     MEETING_PLACE,
+    WAITS,
     introduction,
     service_arguments,
+    token_line,
 )
 from shoal.runtime.wire.sockets import bind_host, moved
 
@@ -85,6 +87,63 @@ class ServiceProcess:
         return f"the {self.name} ended, code {code}" + (f": {tail}" if tail else "")
 
 
+class EarlyServices:
+    """The services of the next attempt, started at the first failure of this one.
+
+    Once nothing of this attempt is left, Python has started and imported in them. They listen then.
+    """
+
+    def __init__(self) -> None:
+        self._popens: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}  # by their commands
+
+    @property
+    def pids(self) -> set[int]:
+        """Their process ids."""
+        return {popen.pid for popen in self._popens.values()}
+
+    def start(self, commands: Sequence[tuple[str, ...]], env: Mapping[str, str]) -> None:
+        """Start them; without effect on those that are there."""
+        env = {name: value for name, value in env.items() if name != "SHOAL_TOKEN"}
+        for command in commands:
+            if command not in self._popens:
+                self._popens[command] = _popen([*command, WAITS], env)
+
+    def take(self, command: tuple[str, ...], token: str) -> subprocess.Popen[bytes] | None:
+        """Let one listen; return it, or None if it is not there, or has ended."""
+        popen = self._popens.pop(command, None)
+        if popen is None:
+            return None
+        if popen.poll() is not None:
+            _close(popen)
+            return None
+        with contextlib.suppress(BrokenPipeError):  # it ends just now, which is handled elsewhere
+            popen.stdin.write(token_line(token))  # type: ignore[union-attr] # a PIPE is never None
+            popen.stdin.flush()  # type: ignore[union-attr]
+        return popen
+
+    def close(self) -> None:
+        """End those that were not taken."""
+        for popen in self._popens.values():
+            _close(popen)
+        self._popens.clear()
+
+
+def _close(popen: subprocess.Popen[bytes]) -> None:
+    for pipe in (popen.stdin, popen.stdout, popen.stderr):
+        pipe.close()  # type: ignore[union-attr] # a PIPE is never None
+
+
+def _popen(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=uninspected(env),
+        start_new_session=True,
+    )
+
+
 class ServiceProcesses:
     """Both services, started at once."""
 
@@ -95,6 +154,7 @@ class ServiceProcesses:
         log_dir: str,
         loop: Loop,
         *,
+        early: EarlyServices,
         host: str = "",
         first_port: int = 0,
         on_line: Callable[[Mapping[str, Any]], None] = lambda line: None,
@@ -102,6 +162,7 @@ class ServiceProcesses:
         """Start them.
 
         Args:
+          early: those that were started already, if they fit.
           host: by which other hosts reach this one; "": only this host does.
           first_port: of the meeting place, and the next one is of JAX's service; 0: any free ones.
           on_line: called with each line of the meeting place, after `news` has taken it.
@@ -109,19 +170,16 @@ class ServiceProcesses:
         self._all: list[ServiceProcess] = []
         self._closed = False
         self._host, self._on_line = host, on_line
+        self._env, self._commands = env, list[tuple[str, ...]]()
         self.news = News(num_processes)
         for number, (name, module, *more) in enumerate(_SERVICES):
             bind, port = bind_host(host) if host else "", first_port and first_port + number
             arguments = service_arguments(num_processes, bind, port, job=job_name())
-            popen = subprocess.Popen(
-                # -P: a file of the user's cannot shadow a module of shoal's.
-                [sys.executable, "-P", "-m", module, *arguments, *more, "--until-stdin-closes"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=uninspected(env),
-                start_new_session=True,
-            )
+            # -P: a file of the user's cannot shadow a module of shoal's.
+            python = (sys.executable, "-P", "-m", module)
+            command = (*python, *arguments, *more, "--until-stdin-closes")
+            self._commands.append(command)
+            popen = early.take(command, env["SHOAL_TOKEN"]) or _popen(command, env)
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
             service = ServiceProcess(name, popen, log, self._introduce, self._receive)
             self._all.append(service)
@@ -133,6 +191,12 @@ class ServiceProcesses:
                 always=True,
             )
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
+        early.close()
+
+    def start_next(self, early: EarlyServices) -> None:
+        """Start those of the next attempt, which wait until they are taken."""
+        with contextlib.suppress(OSError):  # then they are started when they are needed
+            early.start(self._commands, self._env)
 
     def _receive(self, line: Mapping[str, Any]) -> None:
         self.news.receive(line)

@@ -25,6 +25,7 @@ from shoal.launch.nodes.messages import (
 )
 from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import NodesOrder
+from shoal.launch.services import EarlyServices
 from shoal.runtime.failures.shortening import printable
 from shoal.runtime.rules.liveness import Limits
 from shoal.runtime.startup.job_token import LACKING_S
@@ -66,8 +67,8 @@ class Follower(Peer):
 
     # Joining.
 
-    def open(self) -> None:
-        """Begin to connect to node 0."""
+    def open(self, early: EarlyServices) -> None:
+        """Begin to connect to node 0, which starts the services."""
         self._listen(Connections([], self, time.monotonic))
         self._connect(0.0)
 

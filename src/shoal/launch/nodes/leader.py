@@ -40,7 +40,7 @@ from shoal.launch.nodes.messages import (
 )
 from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import JobOrder, NodesOrder
-from shoal.launch.services import ServiceProcesses, late_words
+from shoal.launch.services import EarlyServices, ServiceProcesses, late_words
 from shoal.runtime.startup.job_token import LACKING_S
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.wire.frames import (
@@ -77,6 +77,7 @@ class Leader(Peer):
         self._node_of: list[int] = []  # each process
         self._has_spread_failure = False
         self._spread_signals: set[signal.Signals] = set()
+        self._early = EarlyServices()
         self._services_by_s = math.inf
         self._is_late = False
         self._parts_by_s = math.inf
@@ -88,8 +89,9 @@ class Leader(Peer):
 
     # Before the processes.
 
-    def open(self) -> None:
-        """Listen for the other launchers."""
+    def open(self, early: EarlyServices) -> None:
+        """Listen for the other launchers; the services listen once all have joined."""
+        self._early = early
         try:
             server = open_ports(self._nodes.host, self._nodes.port)
         except InitializeError as error:
@@ -179,6 +181,7 @@ class Leader(Peer):
                 env,
                 log_dir,
                 self._console.loop,
+                early=self._early,
                 host=self._nodes.host,
                 first_port=self._nodes.port + 1,
                 on_line=self._pass_on,

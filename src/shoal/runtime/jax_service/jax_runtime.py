@@ -43,7 +43,12 @@ from shoal.runtime.system.local_devices import (
 )
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
 from shoal.runtime.system.progress_file import note_done, note_loaded
-from shoal.runtime.system.service_commands import ignore_job_signals, show_part
+from shoal.runtime.system.service_commands import (
+    WAITS,
+    ignore_job_signals,
+    show_part,
+    wait_for_token,
+)
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
 from shoal.runtime.wire.sockets import is_loopback, short_folder
@@ -990,6 +995,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
+    parser.add_argument(WAITS, action="store_true")
     options = parser.parse_args(arguments)
     show_part("shoal-jax")
     ignore_job_signals()
@@ -997,6 +1003,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         service = JaxService()
     except InitializeError as error:
         sys.exit(str(error))
+    if options.waits:
+        wait_for_token()
     token = os.environ.get("SHOAL_TOKEN", "")
     address = service.start(options.processes, token, host=options.bind, port=options.port)
     print(json.dumps({"address": address}), flush=True)

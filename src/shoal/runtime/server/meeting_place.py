@@ -42,7 +42,12 @@ from shoal.runtime.server.callers import (
 )
 from shoal.runtime.server.job import ServedJob
 from shoal.runtime.system.failure_words import Refusal, headline_of
-from shoal.runtime.system.service_commands import ignore_job_signals, show_part
+from shoal.runtime.system.service_commands import (
+    WAITS,
+    ignore_job_signals,
+    show_part,
+    wait_for_token,
+)
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
     Frame,
@@ -315,6 +320,8 @@ def main(arguments: list[str] | None = None) -> int:
     allow_many_connections()
     gc.freeze()
     gc.set_threshold(100_000)  # little here refers to itself, and an arrival is a few objects
+    if options.waits:
+        wait_for_token()
     listener = _listen(options.bind, options.port, min(options.idle_s, _LETTING_GO_S))
     place = MeetingPlace(
         listener,
@@ -385,6 +392,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lacks-token", action="store_true", help="that is for want of a token")
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--until-empty", action="store_true")
+    parser.add_argument(WAITS, action="store_true", help="for a line with the token")
     parser.add_argument("--print-leaving", action="store_true", help="a line at each change")
     parser.add_argument(
         "--print-news", action="store_true", help="a line for each join and departure"

@@ -235,7 +235,9 @@ def send(relatives: Collection[Relative], number: signal.Signals) -> None:
             os.kill(relative.pid, number)
 
 
-def kill_all(*, within_s: float, beyond_session: int | None = None) -> None:
+def kill_all(
+    *, within_s: float, beyond_session: int | None = None, without: Collection[int] = ()
+) -> None:
     """Kill and reap all descendants of this process; give up after `within_s` seconds.
 
     Repeated until none is left, because a process may fork in between.
@@ -244,10 +246,12 @@ def kill_all(*, within_s: float, beyond_session: int | None = None) -> None:
       within_s: a process in an uninterruptible wait cannot be killed, nor waited for.
       beyond_session: spare the processes of this session. 0 is one, too: in a container, that of
         processes whose session leader is outside (pid_namespaces(7)).
+      without: spare the trees rooted in these, too.
     """
     deadline_s = time.monotonic() + within_s
     while True:
-        below = [r for r in descendants(os.getpid()) if r.session != beyond_session]
+        all_below = descendants(os.getpid(), without=without)
+        below = [relative for relative in all_below if relative.session != beyond_session]
         send(below, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

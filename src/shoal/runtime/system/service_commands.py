@@ -38,6 +38,22 @@ def service_arguments(
     return (job_argument(job), "--processes", str(num_processes), "--port", str(port), *where)
 
 
+WAITS = "--waits"  # for a line with the token, before it listens
+
+
+def token_line(token: str) -> bytes:
+    """Return the line that lets a service with `WAITS` listen."""
+    return json.dumps({"token": token}).encode() + b"\n"
+
+
+def wait_for_token() -> None:
+    """Take the token from that line; end this process if its standard input closes instead."""
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    os.environ["SHOAL_TOKEN"] = json.loads(line)["token"]
+
+
 def job_argument(job: str) -> str:
     """Return the argument by which `ps` shows the job of a process; it has no other effect."""
     return f"--job={job}"
