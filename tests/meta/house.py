@@ -34,6 +34,9 @@ NAMELESS = {
 }  # fmt: skip
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 READ_ONLY = {"Mapping", "Sequence", "Collection", "Iterable"}  # a type checker guards these
+MOST_UNNAMED = 4  # arguments
+SAYS_ITSELF = (ast.Name, ast.Attribute)
+TABLES = {"plan/hardware/tpu_generations.py"}  # rows of figures, in columns
 FROZEN = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "Protocol", "TypedDict"}
 
 
@@ -65,6 +68,26 @@ def dense_conditionals(tree: Tree) -> list[str]:
             for node in nodes(module)
             if isinstance(node, ast.JoinedStr) and conditionals(node)
         ]
+    return problems
+
+
+def unnamed_arguments(tree: Tree) -> list[str]:
+    """Find calls with more than four arguments by position that are not all variables.
+
+    A variable says what it is; a literal or an expression in such a row does not.
+    """
+    problems = []
+    for path, text in tree.items():
+        if path in TABLES:
+            continue
+        for call in nodes(parse(text)):
+            if not isinstance(call, ast.Call):
+                continue
+            given = [value for value in call.args if not isinstance(value, ast.Starred)]
+            if len(given) <= MOST_UNNAMED or ast.unparse(call.func).startswith("_LOG."):
+                continue  # logging takes no names
+            if not all(isinstance(value, SAYS_ITSELF) for value in given):
+                problems.append(f"{path}:{call.lineno}: name the arguments of this call")
     return problems
 
 

@@ -10,6 +10,7 @@ from meta.source import Tree, package_tree, repository_tree
 EVERYWHERE = (house.long_lines,)
 LIBRARY = (
     house.dense_conditionals,
+    house.unnamed_arguments,
     house.inner_doors,
     house.asserts,
     house.nameless_errors,
@@ -45,6 +46,8 @@ BAD = (
      "a.py:2: a conditional expression over several lines"),
     ({"a.py": "x = f'{1 if a else 2}'"}, house.dense_conditionals,
      "a.py:1: a conditional expression inside an f-string"),
+    ({"a.py": "\nf(a, b, c, d, None)"}, house.unnamed_arguments,
+     "a.py:2: name the arguments of this call"),
     ({"plan/__init__.py": "'''Plan.'''\nfrom shoal.plan.mesh import Mesh"}, house.inner_doors,
      "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
     ({"plan/__init__.py": ""}, house.inner_doors,

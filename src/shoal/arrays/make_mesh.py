@@ -150,14 +150,14 @@ def make_mesh(
 @refused_for_all(_fail)
 def planned_mesh(axes: object, *, devices: Iterable[jax.Device | int], label: str) -> Mesh:
     """Return the planning value of a mesh of listed devices, with a label: for facades."""
-    return _made(axes, devices, OrderWish("given"), None, "main", label=label)
+    return _made(axes, devices, wish=OrderWish("given"), timeout_s=None, lane="main", label=label)
 
 
 @refused_for_all(_fail)
 def mesh_of_rings(axes: Iterable[tuple[str, int]], rings: Rings, *, label: str) -> Mesh:
     """Return the mesh of all TPU devices in the order of DTensor's rings, as `make_mesh` does."""
     wish = OrderWish(compatible_with="dtensor", rings=rings)
-    return _made(axes, "tpu", wish, None, "main", label=label)
+    return _made(axes, devices="tpu", wish=wish, timeout_s=None, lane="main", label=label)
 
 
 def _made(

@@ -516,7 +516,6 @@ def _whole(reports: tuple[Report, ...], processes: int, code: int) -> Diagnosis:
     if not missing and code == 0:
         return of_processes(reports)
     finding = Finding("joining", f"shoal run ended with code {code}; its last lines say why")
-    diagnosis = of_processes(reports) if reports else Diagnosis((), (), None, False, True)
-    return diagnosis._replace(
-        differences=(finding, *diagnosis.differences), is_complete=False, has_problem=True
-    )
+    differences = of_processes(reports).differences if reports else ()
+    process = reports[0].process if reports else None
+    return Diagnosis(reports, (finding, *differences), process, is_complete=False, has_problem=True)

@@ -85,7 +85,12 @@ def plan(
     links = _links(hardware, link, network)
     held = read_params(tree, params or (), mesh)
     used = [axis for axis, size in mesh.axes.items() if size > 1]
-    ahead = [cost(hardware, mesh, "permute", axis, 1, links=links) for axis in used]
+    ahead = [
+        cost(
+            topology=hardware, mesh=mesh, collective="permute", axis=axis, num_bytes=1, links=links
+        )
+        for axis in used
+    ]
     runs = itertools.product(used, COLLECTIVES)
     costs = [cost(hardware, mesh, what, axis, num_bytes, links=links) for axis, what in runs]
     if as_json:
@@ -314,7 +319,9 @@ def _param(name: str, shape: Any, dtype: Any, text: Any, mesh: Mesh) -> Param:
     else:
         layout = Layout.parse(f"{halves(text)[0]} @ {mesh.text}")
     layout.check_shape(sizes)
-    return Param(name, sizes, dtype, item_bytes(dtype, "the dtype"), layout)
+    return Param(
+        name, shape=sizes, dtype=dtype, item_bytes=item_bytes(dtype, "the dtype"), layout=layout
+    )
 
 
 def _from_text(text: str) -> tuple[str, Any, Any, Any]:

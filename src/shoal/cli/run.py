@@ -869,9 +869,9 @@ def check_nodes(request: NodesRequest, problems: list[str]) -> NodesOrder | None
         host,
         port,
         token,
-        settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"),
-        settings.seconds("SHOAL_WARN_AFTER_S"),
-        settings.seconds("SHOAL_LOST_AFTER_S"),
+        timeout_s=settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"),
+        warn_after_s=settings.seconds("SHOAL_WARN_AFTER_S"),
+        lost_after_s=settings.seconds("SHOAL_LOST_AFTER_S"),
     )
 
 

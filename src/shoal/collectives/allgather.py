@@ -109,7 +109,10 @@ def allgather(
     group = group_in(coordinator, "allgather", processes)
     check_flags("allgather", tiled=tiled)
     count = coordinator.num_processes
-    to = None if to is None else process_of("allgather", "to", to, group, count)
+    if to is not None:
+        to = process_of(
+            operation="allgather", argument="to", value=to, group=group, num_processes=count
+        )
     spec, values = wire.flatten(tree, "allgather")
     call = Call("allgather", name, callsite())
     givers = _givers(coordinator, call, values, tiled, deadline, lane, group)

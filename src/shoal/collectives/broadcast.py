@@ -98,7 +98,13 @@ def broadcast(
     deadline = deadline_of("broadcast", name, timeout_s, lane)
     group = group_in(coordinator, "broadcast", processes)
     if is_source is None:
-        source = process_of("broadcast", "source", source, group, coordinator.num_processes)
+        source = process_of(
+            operation="broadcast",
+            argument="source",
+            value=source,
+            group=group,
+            num_processes=coordinator.num_processes,
+        )
     else:
         check_flags("broadcast", is_source=is_source)
     spec, values = wire.flatten(tree, "broadcast")

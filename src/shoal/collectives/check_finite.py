@@ -132,14 +132,26 @@ class _Searched(NamedTuple):
 def _parts(leaf: LeafSpec, value: Any) -> list[_Searched]:
     """Return the parts of a leaf that may hold a value that is not finite."""
     if leaf.kind in ("float", "complex"):
-        return [_Searched(0, (), None, 1, np.asarray(value))]
+        return [_Searched(region=0, starts=(), device=None, holders=1, value=np.asarray(value))]
     if leaf.dtype is None or leaf.kind == "key" or not _has_non_finite(leaf.dtype):
         return []
     if not isinstance(value, jax.Array):
-        return [_Searched(0, (0,) * np.ndim(value), None, 1, np.asarray(value))]
+        return [
+            _Searched(
+                region=0,
+                starts=(0,) * np.ndim(value),
+                device=None,
+                holders=1,
+                value=np.asarray(value),
+            )
+        ]
     return [
         _Searched(
-            one.region, tuple(first for first, _ in one.box), one.device, len(one.holders), one
+            one.region,
+            starts=tuple(first for first, _ in one.box),
+            device=one.device,
+            holders=len(one.holders),
+            value=one,
         )
         for one in shards_here(leaf, value)
         if one.data.size

@@ -146,7 +146,14 @@ def compare_replicas(
     call = call._replace(spec=with_layouts(call.spec, layouts))
 
     def bring(payload: bytes, *, spec: tuple[str, ...] = call.spec) -> Mapping[int, bytes]:
-        return meet(coordinator, call._replace(spec=spec), payload, deadline, lane, group)
+        return meet(
+            coordinator,
+            call=call._replace(spec=spec),
+            payload=payload,
+            deadline=deadline,
+            lane=lane,
+            group=group,
+        )
 
     present = None
     if group.named is not None:
@@ -164,8 +171,8 @@ def compare_replicas(
     me = ThisProcess(coordinator.process, coordinator.hosts)
     number = _first_leaf(sums, lambda payload: bring(payload, spec=again))
     raise _difference(
-        me, call, leaves[number], bool(layouts[number]), replicas[number],
-        lambda payload: bring(payload, spec=again),
+        me, call, leaf=leaves[number], is_global=bool(layouts[number]), replicas=replicas[number],
+        bring=lambda payload: bring(payload, spec=again),
     )  # fmt: skip
 
 
@@ -340,7 +347,9 @@ def _difference(
     own = {one.shard.device: one for one in replicas if one.shard.region == region}
     index = _first_apart(me.process, _nearest(groups[0], groups[-1]), own, bring)
     shown = [*groups[: MAX_GROUPS_SHOWN - 1], *groups[MAX_GROUPS_SHOWN - 1 :][-1:]]
-    place, values = _values(leaf, index, [group[0] for group in shown], me.process, own, bring)
+    place, values = _values(
+        leaf, index, shown=[group[0] for group in shown], process=me.process, own=own, bring=bring
+    )
     here = Said((), call=call.operation, name=call.name or "", site=call.site, leaf=leaf.line)
     sides = [_side(here, group, value) for group, value in zip(shown, values, strict=True)]
     if rest := groups[len(shown) - 1 : -1]:

@@ -106,7 +106,9 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
             return f"{path}: {why}"
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             impl, words, dtype = _key(value.dtype)
-            return LeafSpec(path, "key", dtype, value.shape, words, impl)
+            return LeafSpec(
+                path, kind="key", dtype=dtype, shape=value.shape, words=words, impl=impl
+            )
         if why := no_fixed_bits(value.dtype):
             return WrongType(f"{path}: has dtype {value.dtype}, {why}")
         return LeafSpec(path, "array", value.dtype, value.shape)

@@ -78,7 +78,7 @@ def assert_same_program(
     answers = agree(coordinator, call, digest, timeout_s=deadline.left_s)
     groups = groups_of(answers)
     if len(groups) > 1:
-        raise _difference(coordinator, call, deadline, text.split("\n"), groups)
+        raise _difference(coordinator, call, deadline, lines=text.split("\n"), groups=groups)
 
 
 def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

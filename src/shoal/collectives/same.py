@@ -121,7 +121,11 @@ def assert_same(
             read = {text: json.loads(text) for text in {*answers.values()}}
             reports = {process: read[text] for process, text in answers.items()}
             _judge(
-                coordinator, call, mine, reports, _rounds(coordinator, call, deadline, lane, group)
+                coordinator,
+                call,
+                shared=mine,
+                reports=reports,
+                meet=_rounds(coordinator, call, deadline, lane, group),
             )
 
 

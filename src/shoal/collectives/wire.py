@@ -110,12 +110,12 @@ def spec_from(text: str | bytes) -> Spec:
     found, treedef = jax.tree_util.tree_flatten_with_path(_nodes_in(nodes))
     leaves = [
         LeafSpec(
-            jax.tree_util.keystr(path) or "the value",
-            kind,
-            None if dtype is None else np.dtype(dtype),
-            tuple(shape),
-            tuple(words),
-            impl,
+            path=jax.tree_util.keystr(path) or "the value",
+            kind=kind,
+            dtype=None if dtype is None else np.dtype(dtype),
+            shape=tuple(shape),
+            words=tuple(words),
+            impl=impl,
         )
         for (path, number) in found
         for kind, dtype, shape, words, impl in [rows[number]]

@@ -45,15 +45,22 @@ def bars_svg(title: str, rows: Sequence[tuple[str, float, str]], *, alone: bool 
     """
     bars = _bars(rows)
     canvas = Canvas()
-    canvas.text(0, 0, title, 15, "head")
+    canvas.text(x=0, y=0, words=title, size=15, kind="head")
     left = max((text_width(bar.label, 13) for bar in bars), default=0.0) + 12
     most = max((bar.value for bar in bars), default=0.0)
     for at, bar in enumerate(bars):
         top = 16 + at * (_HIGH + 4)
         canvas.text(0, top + 16, bar.label, 13)
-        canvas.rect(left, top + 4, _WIDE, _HIGH - 8, "track", round_=3)
+        canvas.rect(left, top=top + 4, wide=_WIDE, high=_HIGH - 8, kind="track", round_=3)
         if bar.value and most:
-            canvas.rect(left, top + 4, _WIDE * bar.value / most, _HIGH - 8, "bar", round_=3)
+            canvas.rect(
+                left,
+                top=top + 4,
+                wide=_WIDE * bar.value / most,
+                high=_HIGH - 8,
+                kind="bar",
+                round_=3,
+            )
         canvas.text(left + _WIDE + 12, top + 16, bar.text, 13)
     summary = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
     return canvas.svg(f"{title}. {summary}.", alone=alone)

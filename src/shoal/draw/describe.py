@@ -90,7 +90,9 @@ def _leaves(tree: Any, shapes: Any) -> list[Placed]:
 def _placed(path: str, value: Any, layout: Layout | None) -> Placed:
     dtype = getattr(value, "dtype", type(value).__name__)
     shape = tuple(getattr(value, "shape", ()))
-    return Placed(path, shape, str(dtype), getattr(dtype, "itemsize", 0), layout)
+    return Placed(
+        path, shape, dtype=str(dtype), item_bytes=getattr(dtype, "itemsize", 0), layout=layout
+    )
 
 
 def _no_placement(x: Any) -> str:

@@ -43,7 +43,9 @@ def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> CellTable:
     title = ", ".join(f"{quote(axis)} {number}" for axis, number in zip(names, place, strict=False))
     labels = [_label(column_axis, column) for column in columns]
     num_rows, num_columns = (inner[0] if row_axis else 0), (inner[-1] if column_axis else 0)
-    return CellTable(title, "", labels, body, num_rows, num_columns)
+    return CellTable(
+        title, corner="", columns=labels, rows=body, num_rows=num_rows, num_columns=num_columns
+    )
 
 
 def _fitting(mesh: Mesh) -> int:

@@ -54,25 +54,41 @@ def ribbons_svg(traffic: Traffic, *, alone: bool = True) -> str:
       alone: with a heading and style sheet of its own.
     """
     canvas, ribbons = Canvas(), ribbons_of(traffic)
-    canvas.text(0, 0, _title(traffic), 15, "head")
+    canvas.text(x=0, y=0, words=_title(traffic), size=15, kind="head")
     most = max((sum(flow.num_bytes) for flow in traffic.flows), default=0)
     high = [_LEAST] * (len(traffic.flows[:_MOST_ROWS]) + 1)
     for step, flow in enumerate(traffic.flows[:_MOST_ROWS]):
         left, top = step * _WIDE, 60.0
-        canvas.text(left + _WIDE / 2 + _BAR, 40, f"{step + 1}. {flow.title}", 11, "dim", end=0.5)
+        canvas.text(
+            x=left + _WIDE / 2 + _BAR,
+            y=40,
+            words=f"{step + 1}. {flow.title}",
+            size=11,
+            kind="dim",
+            end=0.5,
+        )
         for ribbon in (one for one in ribbons if one.step == step):
             wide = max(_LEAST, _FULL * ribbon.num_bytes / most)
-            _ribbon(canvas, left + _BAR, top, wide, ribbon)
+            _ribbon(canvas, left=left + _BAR, top=top, wide=wide, ribbon=ribbon)
             top += wide + 4
         if not any(flow.num_bytes):
-            canvas.text(left + _WIDE / 2, top + 13, "nothing is sent", 12, "dim", end=0.5)
+            canvas.text(
+                x=left + _WIDE / 2,
+                y=top + 13,
+                words="nothing is sent",
+                size=12,
+                kind="dim",
+                end=0.5,
+            )
         for end in (step, step + 1):
             high[end] = max(high[end], top - 60.0 - 4)
     for column, tall in enumerate(high):
-        canvas.rect(column * _WIDE, 60, _BAR, tall, "bar", round_=2)
+        canvas.rect(left=column * _WIDE, top=60, wide=_BAR, high=tall, kind="bar", round_=2)
     summary = "; ".join(f"{ribbon.step + 1}. {ribbon.words}" for ribbon in ribbons)
     if hidden := len(traffic.flows) - len(high) + 1:
-        canvas.text(0, 80 + max(high), f"{hidden} more rounds are not shown", 12, "dim")
+        canvas.text(
+            x=0, y=80 + max(high), words=f"{hidden} more rounds are not shown", size=12, kind="dim"
+        )
     return canvas.svg(f"{_title(traffic)}. {summary or 'Nothing is sent'}.", alone=alone)
 
 
@@ -80,7 +96,7 @@ def _ribbon(canvas: Canvas, left: float, top: float, wide: float, ribbon: Ribbon
     """Draw a ribbon to the next bar, with its words on it."""
     right = left + _WIDE - _BAR
     canvas.cover(left, top, right, top + wide)
-    box = rect(left, top, right - left, wide, fill_class(ribbon.kind))
+    box = rect(left, top, wide=right - left, high=wide, kind=fill_class(ribbon.kind))
     canvas.add(f"<g><title>{escape(ribbon.words)}</title>{box}</g>")
     canvas.text((left + right) / 2, top + wide / 2 + 4, ribbon.words, 12, end=0.5)
 

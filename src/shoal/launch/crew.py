@@ -53,16 +53,16 @@ def facts_of(
         for ending in endings
     ]
     return Facts(
-        reported,
-        news,
-        total,
-        end.start_s,
-        end.trouble,
-        end.interrupted,
-        losses if total >= 0 else (),
-        end.is_of_services,
-        end.is_service_killed,
-        end.reached,
+        endings=reported,
+        news=news,
+        total=total,
+        start_s=end.start_s,
+        trouble=end.trouble,
+        interrupted=end.interrupted,
+        losses=losses if total >= 0 else (),
+        is_of_services=end.is_of_services,
+        is_service_killed=end.is_service_killed,
+        reached=end.reached,
         remaining=end.remaining,
     )
 

@@ -237,9 +237,9 @@ class Job:
             self._processes.start(
                 [*by_python, *order.command],
                 env,
-                self._loop,
-                shown,
-                log,
+                loop=self._loop,
+                shown=shown,
+                log=log,
                 record=record,
                 stdin=has_input(index, start, order.stdin),
                 is_python=order.is_python,

@@ -136,12 +136,12 @@ class News:
         knows_missed = message.get("is_missed")  # a launcher that hears of all processes does
         is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
         self.gone[process] = Gone(
-            str(message["state"]),
-            str(message["words"]),
-            float(message["at_s"]),
-            process in self._dismissed,
-            bool(message.get("follows")),
-            whereabouts_of(message.get("at")),
+            state=str(message["state"]),
+            words=str(message["words"]),
+            at_s=float(message["at_s"]),
+            is_dismissed=process in self._dismissed,
+            follows=bool(message.get("follows")),
+            at=whereabouts_of(message.get("at")),
             is_missed=is_missed if knows_missed is None else bool(knows_missed),
             why=str(message.get("why", "")),
             record=record_in(str(message.get("end", ""))),

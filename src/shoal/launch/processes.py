@@ -55,13 +55,13 @@ class ChildProcess:
         # A command may start the process that joins the job.
         taken = take(self._record_file, self.popen.pid if self._is_python else None)
         return Ending(
-            self.index,
-            -signal.SIGKILL if self.code is None else self.code,
-            self._failed_s(taken.last),
-            self.sent,
-            self.log.tail.decode(errors="replace"),
-            self.log.path,
-            self.was_frozen,
+            process=self.index,
+            code=-signal.SIGKILL if self.code is None else self.code,
+            failed_s=self._failed_s(taken.last),
+            sent=self.sent,
+            output=self.log.tail.decode(errors="replace"),
+            log=self.log.path,
+            was_frozen=self.was_frozen,
             is_lost=self.is_lost,
             sent_s=self.sent_s,
             record=taken.last,

@@ -269,7 +269,9 @@ def instructions_of(hlo: str) -> dict[str, Instruction]:
         elif match := _OPERATION.match(line):
             root, name, opcode, rest = match.groups()
             operands = tuple(_NAME.findall(rest.split(")")[0]))
-            found[name] = Instruction(computation, bool(root), opcode, operands, rest)
+            found[name] = Instruction(
+                computation, is_root=bool(root), opcode=opcode, operands=operands, rest=rest
+            )
     return found
 
 

@@ -98,9 +98,17 @@ def cost(
         check_kind("cost", links, Links, "Links: links_of makes them")
     ids = _groups(mesh, names)
     if num_bytes == 0 or ids.shape[1] == 1:
-        return Cost(collective, names, num_bytes, 0, 0, 0.0, "none")
+        return Cost(
+            collective,
+            axes=names,
+            num_bytes=num_bytes,
+            steps=0,
+            link_bytes=0,
+            seconds=0.0,
+            link="none",
+        )
     cells = _cells(topology, mesh, ids)
-    stages = _stages(topology, cells, collective, num_bytes, links or links_of(topology))
+    stages = _stages(topology, cells, collective, num_bytes, links=links or links_of(topology))
     whole = math.ceil(stages.link_bytes * (1 - 1e-12))  # 2.0000000000000004 bytes are 2
     return Cost(collective, names, num_bytes, stages.steps, whole, stages.seconds, stages.link)
 
@@ -187,7 +195,14 @@ def _stages(
     if int(members.inside.max()) > 1:
         link = _needed(links.near, topology, "link_bytes_per_s", "--link")
         if isinstance(topology, Torus | Slices):
-            near = _on_tori(topology, cells.ravel(), members, collective, num_bytes, link)
+            near = _on_tori(
+                topology,
+                cells=cells.ravel(),
+                members=members,
+                collective=collective,
+                num_bytes=num_bytes,
+                link=link,
+            )
         else:
             near = _in_hosts(members, collective, num_bytes, link)
     if int(members.outside.max()) == 1:
@@ -215,9 +230,13 @@ def _members(topology: Topology, cells: IntArray) -> Members:
     outside = np.rint((1.0 / inside).sum(axis=1)).astype(np.int64)  # 1/m for each of m
     leaves = place != np.roll(place, -1, axis=1)
     return Members(
-        cells.shape[1], place.ravel(), inside.ravel(), np.repeat(outside, cells.shape[1]),
-        hosts[cells].ravel(), leaves.ravel(),
-    )  # fmt: skip
+        size=cells.shape[1],
+        place=place.ravel(),
+        inside=inside.ravel(),
+        outside=np.repeat(outside, cells.shape[1]),
+        host=hosts[cells].ravel(),
+        leaves=leaves.ravel(),
+    )
 
 
 def _in_hosts(members: Members, collective: str, num_bytes: int, link: Link) -> Stage:
@@ -242,13 +261,15 @@ def _on_tori(
         if collective == "permute":
             stays = ~members.leaves[chosen]
             ahead = np.searchsorted(chosen, members.next[chosen[stays]])  # in the same slice
-            found = torus_cost.permute(grid, coords[stays], coords[ahead], link, num_bytes)
+            found = torus_cost.permute(
+                grid, source=coords[stays], target=coords[ahead], link=link, num_bytes=num_bytes
+            )
         else:
             groups = _clusters(members, chosen, coords)
             if collective == "all_to_all":
                 found = torus_cost.all_to_all(grid, groups, link, num_bytes / members.size)
             else:
-                found = torus_cost.gather(grid, groups, link, num_bytes, PASSES[collective])
+                found = torus_cost.gather(grid, groups, link, num_bytes, passes=PASSES[collective])
         slowest = slowest.beside(found)
     return slowest
 

@@ -263,8 +263,9 @@ class Mesh:
                 kind="cpu",
                 label=self._label,
             )
+        kind = "cpu"
         return Mesh._of(
-            self._names, self._sizes, self._ids, self._processes, "cpu", self._label, self._explicit
+            self._names, self._sizes, self._ids, self._processes, kind, self._label, self._explicit
         )
 
     def submesh(self, /, **picks: int | slice) -> Mesh:
@@ -324,13 +325,14 @@ class Mesh:
     @property
     def text(self) -> str:
         """The text form, exact: `Mesh.parse(mesh.text) == mesh`."""
+        processes = self._processes
         return mesh_text.write(
             self.axes,
-            None if self._ids is None else self._ids.ravel(),
-            self._processes if isinstance(self._processes, int) else self._processes.ravel(),
-            self._kind,
-            self._label,
-            self._explicit,
+            ids=None if self._ids is None else self._ids.ravel(),
+            processes=processes if isinstance(processes, int) else processes.ravel(),
+            kind=self._kind,
+            name=self._label,
+            explicit=self._explicit,
         )
 
     @classmethod
@@ -347,7 +349,12 @@ class Mesh:
 
     def __repr__(self) -> str:
         return mesh_text.show_mesh(
-            self.axes, self._ids, len(self.process_indices), self._kind, self._label, self._explicit
+            self.axes,
+            self._ids,
+            num_processes=len(self.process_indices),
+            kind=self._kind,
+            name=self._label,
+            explicit=self._explicit,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -59,10 +59,18 @@ def process_box(layout: Layout, process: int) -> ProcessBox:
     boxes = tuple(all_ // own for all_, own in zip(whole, shards, strict=True))
     part = parts.get(process)
     if part is None:
-        return ProcessBox(None, (0,) * layout.rank, shards, boxes, ())
+        return ProcessBox(
+            layout=None, place=(0,) * layout.rank, shards=shards, boxes=boxes, holders=()
+        )
     place = tuple(first // own for first, own in zip(part.first, shards, strict=True))
     holders = tuple(sorted(p for p, other in parts.items() if other.first == part.first))
-    return ProcessBox(_local_layout(layout, process, shards), place, shards, boxes, holders)
+    return ProcessBox(
+        layout=_local_layout(layout, process, shards),
+        place=place,
+        shards=shards,
+        boxes=boxes,
+        holders=holders,
+    )
 
 
 class _Part(NamedTuple):

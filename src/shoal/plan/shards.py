@@ -176,7 +176,9 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
         box = box * len(starts) + shard
         share = np.multiply.outer(share, (stops - starts) / max(size, 1)).reshape(-1)
     writer = choose_writers(_holders(mesh, splits), share)
-    return Owners(start, stop, _spread(box, mesh), _replicas(mesh, splits), writer)
+    return Owners(
+        start, stop, box=_spread(box, mesh), replica=_replicas(mesh, splits), writer=writer
+    )
 
 
 def _coords_by_axis(layout: Layout, device_id: int) -> dict[str, int]:

@@ -212,7 +212,15 @@ def _device(one: Any) -> Device:
             f"from_devices: {one!r}: id, process, core, slice and coords must be whole numbers"
         ) from None
     number, process, core, part = whole
-    return Device(number, process, at, core, part, str(facts["kind"] or ""), platform)
+    return Device(
+        id=number,
+        process=process,
+        coords=at,
+        core=core,
+        slice=part,
+        kind=str(facts["kind"] or ""),
+        platform=platform,
+    )
 
 
 def _problems(rows: Sequence[Device]) -> list[str]:

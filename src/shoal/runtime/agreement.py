@@ -52,9 +52,13 @@ def agree(
       DivergenceError: the calls differ; says what differs first. Otherwise as `Coordinator.arrive`.
     """
     point = Point(
-        call.name or call.operation, group, lane, call.operation, call.site,
+        name=call.name or call.operation,
+        group=group,
+        lane=lane,
+        operation=call.operation,
+        site=call.site,
         fingerprint=fingerprint_of(call),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + timeout_s
     try:
         return coordinator.arrive(point, payload, timeout_s=timeout_s)

@@ -135,7 +135,7 @@ class Sources:
                 )
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-            self.watch([signal.SIGTERM], (), (), 1.0, None)
+            self.watch(signals=[signal.SIGTERM], files=(), poll=(), every_s=1.0, grace_s=None)
         self.is_set_up = True
 
     def close(self) -> None:

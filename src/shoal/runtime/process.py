@@ -358,7 +358,9 @@ def _join(
         if guard is not None and membership.is_connecting():
             guard.skip_teardown()
         raise
-    _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite(), limits.leaving_s)
+    _RECORD.initialized = Initialized(
+        arguments, cluster, is_attached, site=callsite(), leaving_s=limits.leaving_s
+    )
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
     return joined, is_attached
 

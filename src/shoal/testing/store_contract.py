@@ -74,9 +74,14 @@ class Save:
         _, structure = flatten_tree({"w": np.zeros(0)})
         leaves = (records.LeafRecord("w", "array", "uint8", shape),)
         return records.Manifest(
-            self.attempt, self.step, 1_700_000_000 * 10**9 + self.value, self.processes,
-            structure, leaves, metrics={"loss": 0.5},
-        )  # fmt: skip
+            self.attempt,
+            self.step,
+            created_ns=1_700_000_000 * 10**9 + self.value,
+            num_processes=self.processes,
+            tree=structure,
+            leaves=leaves,
+            metrics={"loss": 0.5},
+        )
 
     def begin(self, place: Files, replaces: str = "") -> None:
         owner = {**OWNER, "replaces": replaces} if replaces else OWNER
@@ -87,14 +92,22 @@ class Save:
         size = ROWS * COLUMNS
         name = entry("w", (ROWS * process, 0))
         header = build_header(
-            [Entry(name, "U8", extent, 0, size)], table_files.data_metadata(self.attempt)
+            [Entry(name, dtype="U8", shape=extent, begin=0, end=size)],
+            table_files.data_metadata(self.attempt),
         )
         where = (slice(0, ROWS), slice(0, COLUMNS))
 
         def values() -> Any:
             return np.full(extent, self.value, np.uint8)
 
-        piece = Piece(len(header), extent, np.dtype(np.uint8), 1, where, values)
+        piece = Piece(
+            begin=len(header),
+            extent=extent,
+            dtype=np.dtype(np.uint8),
+            per_byte=1,
+            where=where,
+            values=values,
+        )
         name = records.data_name(self.attempt, process, self.processes)
         return FileImage(name, header, len(header) + size, (piece,))
 
@@ -104,11 +117,13 @@ class Save:
         (hashes,) = write_files(store_of(place), [image], None, lambda _: None)
         row = np.array([0])
         chunks = Chunks(
-            row, row, row + len(image.header), row + image.num_bytes,
-            np.array([[ROWS * process, 0]]), np.array([[ROWS, COLUMNS]]),
+            leaf=row, file=row, begin=row + len(image.header), end=row + image.num_bytes,
+            origin=np.array([[ROWS * process, 0]]), extent=np.array([[ROWS, COLUMNS]]),
         )  # fmt: skip
         record = records.FileRecord(image.name, image.num_bytes, process)
-        part = records.Part(self.attempt, process, (record,), chunks, hashes)
+        part = records.Part(
+            self.attempt, process, files=(record,), chunks=chunks, block_hash=hashes
+        )
         store_of(place).write_part(part)
 
     def prepare(self, place: Files, replaces: str = "") -> Save:

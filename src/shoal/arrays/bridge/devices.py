@@ -198,7 +198,7 @@ def _described(mesh: Mesh, among: Sequence[jax.Device]) -> list[jax.Device]:
         if device in given and given[device].process_index != owner
     ]
     if missing or moved:
-        raise UsageError(_absence(mesh, missing, moved, given, "devices="))
+        raise UsageError(_absence(mesh, missing, moved, present=given, where="devices="))
     return [given[device] for device in ids]
 
 

@@ -79,7 +79,7 @@ def leaf_layouts(
     """
     pairs: list[tuple[Path, Any, Any]] = []
     try:
-        _pair(tree, layouts, (), pairs, problems)
+        _pair(node=tree, given=layouts, path=(), pairs=pairs, problems=problems)
     except ValueError as error:
         raise UsageError(not_a_tree(error)) from error
     leaves: list[Leaf] = []
@@ -146,7 +146,13 @@ def _pair(
     if is_one_layout(given):
         if type(given) is type(node) is tuple and len(given) == len(node) and _names_twice(given):
             for number, (value, own) in enumerate(zip(node, given, strict=True)):
-                _pair(value, own, (*path, SequenceKey(number)), pairs, problems)
+                _pair(
+                    node=value,
+                    given=own,
+                    path=(*path, SequenceKey(number)),
+                    pairs=pairs,
+                    problems=problems,
+                )
             return
         if _is_ambiguous(node, given):
             each = ", ".join(f"PartitionSpec({_spec_text(own)})" for own in given)
@@ -181,7 +187,13 @@ def _pair(
             problems.append(f"{keystr(path)}{key}: a leaf, but no layout{near}")
         for key, (step, value) in found.items():
             if key in wanted:
-                _pair(value, wanted[key][1], path + step, pairs, problems)
+                _pair(
+                    node=value,
+                    given=wanted[key][1],
+                    path=path + step,
+                    pairs=pairs,
+                    problems=problems,
+                )
 
 
 def not_a_layout(given: Any) -> str:

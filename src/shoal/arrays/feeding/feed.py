@@ -155,11 +155,20 @@ def feed(
     check_skip(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
     options = FeedOptions(
-        layouts, remainder, rows, batch or 0, check_values, x64, Caller.here(), passes
+        layouts,
+        remainder,
+        start=rows,
+        batch=batch or 0,
+        check_values=check_values,
+        x64=x64,
+        caller=Caller.here(),
+        skip=passes,
     )
     check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
-    meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
+    meeting = _meeting(
+        here=coordinator(), split=split, spec=spec, lane=lane, limit_s=limit_s
+    )._replace(start=rows)
     prefetched = Prefetch(
         Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone
     )
@@ -336,7 +345,9 @@ def _meeting(
             "theirs: name its lane="
         )
     name = name or f"alone {os.urandom(8).hex()}"
-    return FeedMeeting(here, group, f"feed: {name}", site, spec, limit_s)
+    return FeedMeeting(
+        coordinator=here, group=group, lane=f"feed: {name}", site=site, spec=spec, timeout_s=limit_s
+    )
 
 
 # The saved position of a feed, and whether another feed can continue from it.

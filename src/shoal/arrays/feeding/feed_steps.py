@@ -245,10 +245,10 @@ class Steps:
         meeting = self._meeting
         batch_id = BatchId(
             meeting.me,
-            f"{meeting.batch(self._number)} ({line_of(meeting.site)})",
-            self._options.remainder,
-            self._size,
-            self._leaves,
+            words=f"{meeting.batch(self._number)} ({line_of(meeting.site)})",
+            remainder=self._options.remainder,
+            size=self._size,
+            leaves=self._leaves,
         )
         return judge(batch_id, self._exchange(status, prefetch))
 

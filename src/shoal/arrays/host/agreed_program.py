@@ -63,7 +63,7 @@ def agree_on_program(
     if timeout_s is None:
         timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
     meshes = [leaf.layout.mesh for leaf in leaves]
-    owners = _owners(coordinator, operation, meshes, arrays.values(), timeout_s)
+    owners = _owners(coordinator, operation, meshes, arrays=arrays.values(), timeout_s=timeout_s)
     if coordinator.process not in owners:
         return
     if operation == "relayout":

@@ -54,7 +54,9 @@ def record_trail(
         coordinator, group = taking
         digests = "\n".join([*map(_digest, leaves), *[""] * len(nodes)]) if values else ""
         spec = (*options, *trail_lines(leaves), *nodes)
-        entry = TrailEntry(operation, callsite(), spec, digests, coordinator.progress.step)
+        entry = TrailEntry(
+            operation, site=callsite(), spec=spec, values=digests, step=coordinator.progress.step
+        )
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -95,7 +97,9 @@ def record_trail_of_parts(
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
         shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
         digests = list(map(_digest, shared))
-        entry = TrailEntry(operation, site, trail_lines(shared), "\n".join(digests), step)
+        entry = TrailEntry(
+            operation, site, spec=trail_lines(shared), values="\n".join(digests), step=step
+        )
         if lane is not None:  # otherwise `record` has warned
             coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
 

@@ -104,7 +104,13 @@ def from_host_local(
     raise_all("from_host_local", problems)
     warn_of_narrowing("from_host_local", ((leaf.path, leaf.value) for leaf in leaves))
     nodes = tree_lines(treedef)
-    call = PartsCall("from_host_local", callsite(), check_values, lane, nodes)
+    call = PartsCall(
+        operation="from_host_local",
+        site=callsite(),
+        check_values=check_values,
+        lane=lane,
+        nodes=nodes,
+    )
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)

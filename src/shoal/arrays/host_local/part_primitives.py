@@ -154,7 +154,9 @@ def _push_forward(
     """JVP: the map is linear, so the tangent is mapped like the value."""
     results = primitive.bind(*primals, places=places, call=call)
     pushed = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
-    return results, _apply(primitive, tangents, places, call.of_derivative(), pushed)
+    return results, _apply(
+        primitive, values=tangents, places=places, call=call.of_derivative(), zeros=pushed
+    )
 
 
 def _pull_back(
@@ -171,7 +173,9 @@ def _pull_back(
         place._replace(given=None, result=_as_type(nominal(place.layout), place.given, zero.aval))
         for place, zero in zip(places, zeros, strict=True)
     )
-    return _apply(inverse, cotangents, back, call.of_derivative(), zeros)
+    return _apply(
+        primitive=inverse, values=cotangents, places=back, call=call.of_derivative(), zeros=zeros
+    )
 
 
 def _as_type(layout: Layout | None, given: Layout | None, wanted: Any) -> Layout | None:

@@ -170,22 +170,28 @@ def programs_across(
     moves = permutes_of(part.sends, source, target, part.shape)
     owner_of = {**_owners(source.mesh), **_owners(target.mesh)}
     row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind, devices)
-    ends = [_row(_owners(each.mesh), each.mesh.kind, devices) for each in (source, target)]
+    before, after = (_row(_owners(one.mesh), one.mesh.kind, devices) for one in (source, target))
     send = _program(partial(_send, moves=moves, tile=gives), row, dtype)
     if chunks is None:
-        return Programs(send, row, 1, None, None, takes, gives, *ends)
+        return Programs(
+            send, row, parts=1, cut=None, place=None, takes=takes, gives=gives,
+            source=before, target=after,
+        )  # fmt: skip
     old, new = (chunks.tiles // layout.num_shards(chunks.dim) for layout in (source, target))
     cut = partial(_cut, dim=chunks.dim, tiles=old, shape=takes)
     place = partial(_place, dim=chunks.dim, tiles=new)
     return Programs(
-        send, row, chunks.parts, _program(cut, ends[0], dtype, numbers=1),
-        _program(place, ends[1], dtype, arrays=2, numbers=1, donated=(0,)), takes, gives, *ends,
+        send, row, chunks.parts, takes=takes, gives=gives, source=before, target=after,
+        cut=_program(cut, before, dtype, numbers=1),
+        place=_program(place, after, dtype, arrays=2, numbers=1, donated=(0,)),
     )  # fmt: skip
 
 
 def _chunks(plan: Transfer) -> ChunkCut | None:
     """Return the parts of a large array."""
-    whole = Step("exchange", (), None, None, plan.source, plan.target)
+    whole = Step(
+        kind="exchange", axes=(), dim=None, to_dim=None, before=plan.source, after=plan.target
+    )
     return chunks_of([whole], plan.shape, plan.item_bytes)
 
 

@@ -338,7 +338,13 @@ def _plan_of(
     dtype = move.array.dtype
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not plan.source.partial
     permutes = is_apart(move.array.sharding, move.target, programs=way is not None)
-    return RelayoutPlan(plan, dtype, is_copy and has_words(dtype), permutes, devices)
+    return RelayoutPlan(
+        transfer=plan,
+        dtype=dtype,
+        in_one_memory=is_copy and has_words(dtype),
+        by_permutes=permutes,
+        devices=devices,
+    )
 
 
 def _described(ends: Iterable[object]) -> tuple[jax.Device, ...] | None:

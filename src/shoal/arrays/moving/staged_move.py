@@ -159,7 +159,7 @@ def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedShar
             np.array(staging.view(shard, plan.source, places), order="C").reshape(tile)
             for shard in held.values()
         ]
-        moved = _moved_part(chunk, [*held], array.sharding, part, target)
+        moved = _moved_part(chunk, devices=[*held], placed=array.sharding, part=part, target=target)
         for shard in moved.addressable_shards:
             there = staging.view(wanted[shard.device], plan.target, places)
             there[...] = np.asarray(shard.data).reshape(there.shape)

@@ -186,15 +186,21 @@ def _part(
     numbers = [n for n, one in enumerate(files) if one.process == process]
     rows = np.flatnonzero(np.isin(chunks.file, numbers))
     own = Chunks(
-        chunks.leaf[rows],
-        np.searchsorted(np.array(numbers, np.int64), chunks.file[rows]),
-        chunks.begin[rows],
-        chunks.end[rows],
-        chunks.origin[rows],
-        chunks.extent[rows],
+        leaf=chunks.leaf[rows],
+        file=np.searchsorted(np.array(numbers, np.int64), chunks.file[rows]),
+        begin=chunks.begin[rows],
+        end=chunks.end[rows],
+        origin=chunks.origin[rows],
+        extent=chunks.extent[rows],
     )
     blocks = [np.zeros(0, np.uint64), *(hashes[number] for number in numbers)]
-    return Part(attempt, process, tuple(files[n] for n in numbers), own, np.concatenate(blocks))
+    return Part(
+        attempt,
+        process,
+        files=tuple(files[n] for n in numbers),
+        chunks=own,
+        block_hash=np.concatenate(blocks),
+    )
 
 
 class _Copy:

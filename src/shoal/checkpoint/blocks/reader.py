@@ -225,7 +225,13 @@ class _ReadCall:
         from_, to = self.from_[piece].tolist(), self.to[piece].tolist()
         box = box_of(extent, from_, to, self.item[piece])
         if per_byte == 1:
-            scatter(box, buffer, chunk + self.inner[piece] - begin, target, self.into[piece])
+            scatter(
+                box,
+                source=buffer,
+                begin=chunk + self.inner[piece] - begin,
+                target=target,
+                into=self.into[piece],
+            )
             return
         low = max(self.first[piece], begin)
         high = min(self.last[piece], begin + len(buffer))
@@ -234,7 +240,9 @@ class _ReadCall:
             buffer[low - begin : high - begin], dtype, ((high - low) * per_byte,)
         )
         inner = self.inner[piece] - (low - chunk) * per_byte
-        scatter(box, elements.view(np.uint8), inner, target, self.into[piece])
+        scatter(
+            box, source=elements.view(np.uint8), begin=inner, target=target, into=self.into[piece]
+        )
 
 
 def _contiguous(out: Array) -> Array:
@@ -568,14 +576,26 @@ def scatter(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -
     past = min(size, (len(source) - inner - begin) // step + 1)  # rows past it end outside
     if whole < past:
         part = ByteBox((past - whole, *box.shape[1:]), box.source, box.target)
-        _copy(part, source, begin + whole * step, target, into + whole * box.target[0])
+        _copy(
+            box=part,
+            source=source,
+            begin=begin + whole * step,
+            target=target,
+            into=into + whole * box.target[0],
+        )
     else:
         past = whole  # at most one partial row on each side, or one longer than `source`
     first = max(0, (-begin - inner) // step + 1)
     last = min(size, -((begin - len(source)) // step))
     rest = ByteBox(box.shape[1:], box.source[1:], box.target[1:])
     for row in (*range(first, min(whole, last)), *range(max(past, first), last)):
-        scatter(rest, source, begin + row * step, target, into + row * box.target[0])
+        scatter(
+            box=rest,
+            source=source,
+            begin=begin + row * step,
+            target=target,
+            into=into + row * box.target[0],
+        )
 
 
 def _copy(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
@@ -583,8 +603,8 @@ def _copy(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> 
     wide = _width(box, begin, into) if box.shape[-1] < _WIDE_BYTES else 1
     shape = (*box.shape[:-1], box.shape[-1] // wide)
     dtype = f"u{wide}"
-    from_ = np.ndarray(shape, dtype, source.data, begin, (*box.source[:-1], wide))
-    to = np.ndarray(shape, dtype, target.data, into, (*box.target[:-1], wide))
+    from_ = np.ndarray(shape, dtype, source.data, offset=begin, strides=(*box.source[:-1], wide))
+    to = np.ndarray(shape, dtype, target.data, offset=into, strides=(*box.target[:-1], wide))
     to[...] = from_
 
 

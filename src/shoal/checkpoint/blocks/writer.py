@@ -67,7 +67,7 @@ def write_files(
         work: list[_Window] = []
         for image, own in zip(images, hashes, strict=True):
             opened.append(store.open_new(image.name, image.num_bytes))
-            work += _windows(image, opened[-1], own, arena, turns)
+            work += _windows(image, file=opened[-1], hashes=own, arena=arena, turns=turns)
 
         def write(windows: Iterator[_Window]) -> None:
             for window in windows:
@@ -98,7 +98,7 @@ def _windows(
     for begin in range(0, size, _WINDOW_BYTES):
         num_bytes = min(_WINDOW_BYTES, size - begin)
         real_bytes = min(num_bytes, image.num_bytes - begin)
-        yield _Window(file, hashes, begin, num_bytes, real_bytes, source, next(turns))
+        yield _Window(file, hashes, begin, num_bytes, real_bytes, source, turn=next(turns))
 
 
 def _write(window: _Window) -> None:

@@ -33,6 +33,12 @@ _OF_CLIENT = (
     "http2_only", "proxy_url", "proxy_ca_certificate", "read_timeout", "timeout", "user_agent",
 )  # fmt: skip
 _UNORDERED = "--x-s3"  # the end of the names of S3's directory buckets
+_AZURE_ACCOUNT = (
+    "account_name",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "use_emulator",
+    "AZURE_STORAGE_USE_EMULATOR",
+)
 
 
 def is_address(text: str) -> bool:
@@ -227,10 +233,7 @@ def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]
                     f"with the bucket's name, as in https://{bucket}.…, and is {endpoint!r}: "
                     "requests would go to another bucket"
                 )
-    if provider is AZURE and "@" not in bucket and not _names(
-        options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "use_emulator",
-        "AZURE_STORAGE_USE_EMULATOR",
-    ):  # fmt: skip
+    if provider is AZURE and "@" not in bucket and not _names(options, *_AZURE_ACCOUNT):
         raise UsageError(
             f"Bucket({url!r}): which storage account? Pass account_name=, or set "
             "AZURE_STORAGE_ACCOUNT_NAME"

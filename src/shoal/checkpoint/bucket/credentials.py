@@ -108,27 +108,56 @@ def _google() -> Any:
 
 _CLOUDS = {
     S3: _Cloud(
-        "AWS_",
-        ("access_key_id", "skip_signature", "web_identity_token_file",
-         "container_credentials_relative_uri", "container_credentials_full_uri"),
-        (), "boto3", _Boto3, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        prefix="AWS_",
+        options=(
+            "access_key_id",
+            "skip_signature",
+            "web_identity_token_file",
+            "container_credentials_relative_uri",
+            "container_credentials_full_uri",
+        ),
+        variables=(),
+        library="boto3",
+        provide=_Boto3,
+        advice="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     ),
     GCS: _Cloud(
-        "GOOGLE_",
-        ("service_account", "service_account_path", "service_account_key", "bearer_token",
-         "application_credentials", "skip_signature"),
-        (), "google-auth", _google,
-        "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+        prefix="GOOGLE_",
+        options=(
+            "service_account",
+            "service_account_path",
+            "service_account_key",
+            "bearer_token",
+            "application_credentials",
+            "skip_signature",
+        ),
+        variables=(),
+        library="google-auth",
+        provide=_google,
+        advice="set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
     ),
     AZURE: _Cloud(
-        "AZURE_STORAGE_",
-        ("account_key", "access_key", "sas_key", "sas_token", "client_id", "client_secret", "token",
-         "bearer_token", "federated_token_file", "skip_signature", "use_emulator",
-         "use_azure_cli"),
-        ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"), "azure-identity", _azure,
-        "set AZURE_STORAGE_ACCOUNT_KEY",
+        prefix="AZURE_STORAGE_",
+        options=(
+            "account_key",
+            "access_key",
+            "sas_key",
+            "sas_token",
+            "client_id",
+            "client_secret",
+            "token",
+            "bearer_token",
+            "federated_token_file",
+            "skip_signature",
+            "use_emulator",
+            "use_azure_cli",
+        ),
+        variables=("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"),
+        library="azure-identity",
+        provide=_azure,
+        advice="set AZURE_STORAGE_ACCOUNT_KEY",
     ),
-}  # fmt: skip
+}
 
 
 def credentials(provider: Provider, config: Mapping[str, Any]) -> Credentials:

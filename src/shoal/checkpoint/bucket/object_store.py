@@ -538,7 +538,9 @@ class ObjectStore:
         ]
         if found.commit is not None:
             check_place(self.path, found.commit.step, COMMIT)
-        return StoreState(found.commit, attempts, (), found.is_pinned, files.others)
+        return StoreState(
+            found.commit, attempts, deleting=(), is_pinned=found.is_pinned, others=files.others
+        )
 
     def _look_at(
         self,
@@ -557,7 +559,15 @@ class ObjectStore:
             parts = [part_name(attempt, p) for p in range(self._manifest(attempt).num_processes)]
             is_complete = infos.keys() >= {*parts}
         ahead_s = max(0.0, -age_s)
-        return Attempt(attempt, is_live, is_complete, max(0.0, age_s), owner, names, ahead_s)
+        return Attempt(
+            id=attempt,
+            is_live=is_live,
+            is_complete=is_complete,
+            idle_s=max(0.0, age_s),
+            owner=owner,
+            names=names,
+            ahead_s=ahead_s,
+        )
 
     def _now(self) -> float:
         """Return the time by the bucket's clock, which stamps objects."""

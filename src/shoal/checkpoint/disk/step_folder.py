@@ -170,4 +170,12 @@ def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:
     except FileNotFoundError:
         age_s, is_live = math.inf, False
     whole = _is_complete(folder, attempt, names)
-    return Attempt(attempt, is_live, whole, max(0.0, age_s), owner, names, ahead_s=max(0.0, -age_s))
+    return Attempt(
+        id=attempt,
+        is_live=is_live,
+        is_complete=whole,
+        idle_s=max(0.0, age_s),
+        owner=owner,
+        names=names,
+        ahead_s=max(0.0, -age_s),
+    )

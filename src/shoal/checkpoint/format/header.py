@@ -45,7 +45,7 @@ def arrange(items: Iterable[tuple[str, str, Sequence[int]]]) -> list[Entry]:
     entries, begin = [], 0
     for name, dtype, shape in sorted(items, key=lambda item: -_BITS[item[1]]):
         end = begin + _size(dtype, shape)
-        entries.append(Entry(name, dtype, tuple(shape), begin, end))
+        entries.append(Entry(name, dtype, shape=tuple(shape), begin=begin, end=end))
         begin = end
     return entries
 
@@ -171,7 +171,7 @@ def _entry(name: str, record: Any, file: str) -> Entry:
             f"gives the entry {name[:100]!r} of {dtype}{shape} {end - begin} bytes, "
             f"which has {_size(dtype, shape)}",
         )
-    return Entry(name, dtype, tuple(shape), begin, end)
+    return Entry(name, dtype, shape=tuple(shape), begin=begin, end=end)
 
 
 def _sizes(found: Any) -> bool:

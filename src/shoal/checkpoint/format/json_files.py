@@ -149,7 +149,16 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
         why = "has a shape that is not a list of sizes"
     else:
         kind, dtype, impl, layout = texts
-        leaf = LeafRecord(name, kind, dtype, tuple(shape), tuple(words), impl, layout, get("value"))
+        leaf = LeafRecord(
+            name,
+            kind,
+            dtype,
+            shape=tuple(shape),
+            words=tuple(words),
+            impl=impl,
+            layout=layout,
+            value=get("value"),
+        )
         why = _why_no_leaf(leaf)
     if why:
         raise CorruptCheckpointError(f"{file}: leaf {name[:100]!r} {why}", file=file, leaf=name)
@@ -317,7 +326,11 @@ def decode_register(data: bytes, file: str = "COMMIT") -> Register:
     is_single = inner.found.get("single_writer", False)
     inner.expect("single_writer", type(is_single) is bool, "no truth value")
     return Register(
-        commit, inner.texts("ended"), is_pinned is True, inner.text("nonce"), is_single is True
+        commit,
+        ended=inner.texts("ended"),
+        is_pinned=is_pinned is True,
+        nonce=inner.text("nonce"),
+        is_single_writer=is_single is True,
     )
 
 

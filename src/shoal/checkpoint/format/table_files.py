@@ -80,7 +80,9 @@ def decode_part(data: bytes, file: str = "a part") -> Part:
     if any(one.process != process for one in files):
         fields.refuse(f"is of process {process} and has files of others")
     chunks, block_hash = _checked(fields, tables, files)
-    return Part(fields.attempt(), process, files, chunks, block_hash)
+    return Part(
+        attempt=fields.attempt(), process=process, files=files, chunks=chunks, block_hash=block_hash
+    )
 
 
 def decode_index(data: bytes, file: str = "the index") -> Index:
@@ -97,7 +99,13 @@ def decode_index(data: bytes, file: str = "the index") -> Index:
     first_block = tables.get("first_block")
     if first_block is None or not np.array_equal(first_block, wanted):
         fields.refuse("gives a wrong first block for a file")
-    return Index(fields.attempt(), files, chunks, wanted, block_hash)
+    return Index(
+        attempt=fields.attempt(),
+        files=files,
+        chunks=chunks,
+        first_block=wanted,
+        block_hash=block_hash,
+    )
 
 
 def _encode(
@@ -112,9 +120,17 @@ def _encode(
     entries, begin = [], 0
     for key, table in tables.items():
         dtype = "U64" if key == "block_hash" else "I64"
-        entries.append(header.Entry(key, dtype, table.shape, begin, begin + table.nbytes))
+        entries.append(
+            header.Entry(
+                name=key, dtype=dtype, shape=table.shape, begin=begin, end=begin + table.nbytes
+            )
+        )
         begin += table.nbytes
-    entries.append(header.Entry(_SEAL, "U8", (SEAL_BYTES,), begin, begin + SEAL_BYTES))
+    entries.append(
+        header.Entry(
+            name=_SEAL, dtype="U8", shape=(SEAL_BYTES,), begin=begin, end=begin + SEAL_BYTES
+        )
+    )
     metadata = {key: one if type(one) is str else _text(one) for key, one in head.items()}
     first = header.build_header(entries, metadata, page_bytes=64)
     body = b"".join([first, *(table.tobytes() for table in tables.values())])
@@ -240,7 +256,9 @@ def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
     files = tuple([one for part in parts for one in part.files])
     chunks = join_chunks(parts)
     block_hash = np.concatenate([np.zeros(0, np.uint64), *(part.block_hash for part in parts)])
-    index = Index(manifest.attempt, files, chunks, first_blocks(files), block_hash)
+    index = Index(
+        manifest.attempt, files, chunks, first_block=first_blocks(files), block_hash=block_hash
+    )
     check_places(chunks, files, "the parts together")
     check_index(manifest, index, file="the parts together")
     return index

@@ -252,7 +252,14 @@ def join_chunks(parts: Sequence[Part]) -> Chunks:
     file = joined([one.file + first for one, first in zip(chunks, before, strict=False)])
     begin, end = joined([one.begin for one in chunks]), joined([one.end for one in chunks])
     order = np.lexsort((*origin.T[::-1], leaf))
-    return Chunks(leaf[order], file[order], begin[order], end[order], origin[order], extent[order])
+    return Chunks(
+        leaf=leaf[order],
+        file=file[order],
+        begin=begin[order],
+        end=end[order],
+        origin=origin[order],
+        extent=extent[order],
+    )
 
 
 def _refuse(file: str, what: str, row: int | None = None) -> NoReturn:

@@ -193,7 +193,7 @@ class Checkpoints(ReadOnlyHistory):
         options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
         begin = partial(saved_steps.open_history, self._root, idle_s=lease_s if recover else None)
         last, self._saver.called = in_one_folder(
-            coordinator, "Checkpoints", options, begin, self._root,
+            coordinator, operation="Checkpoints", options=options, act=begin, store=self._root,
             group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
         )  # fmt: skip
         self._cadence = Cadence(
@@ -352,7 +352,9 @@ class Checkpoints(ReadOnlyHistory):
           NotSharedError: on all: a process does not see what the leader sees.
           CorruptCheckpointError, RestoreMismatchError, …: as `shoal.restore`, on all.
         """
-        restore = self._restoring("restore", target, timeout_s, options, step)
+        restore = self._restoring(
+            operation="restore", target=target, timeout_s=timeout_s, options=options, step=step
+        )
         ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
         found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
@@ -418,7 +420,12 @@ class Checkpoints(ReadOnlyHistory):
             return self._result_of_lead("resume", lines, act)
 
         step_and_state = restored(
-            self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt
+            self._root,
+            from_lead=ask,
+            restore=restore,
+            step=None,
+            damaged=damaged,
+            skip_corrupt=skip_corrupt,
         )
         is_new = step_and_state is None
         made: Leaves | None = None

@@ -59,7 +59,14 @@ class Asked:
         looks = [(one.name, one.kind, one.dtype, one.shape, one.impl) for one in records]
         if looks == self._fitting:
             return
-        manifest = Manifest("0" * 12, step, 0, 1, state.structure, (*records,))
+        manifest = Manifest(
+            attempt="0" * 12,
+            step=step,
+            created_ns=0,
+            num_processes=1,
+            tree=state.structure,
+            leaves=(*records,),
+        )
         refused = f"save({step}): `resume` would refuse this state as a checkpoint"
         try:
             wishes = wishes_of(self._request, manifest).wishes
@@ -109,7 +116,14 @@ def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_n
         refuse_device_axis(read, "resume")
     records = tuple(leaf.record for leaf in read.leaves)
     stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
-    manifest = Manifest("0" * 12, None, 0, processes, stored, records)
+    manifest = Manifest(
+        attempt="0" * 12,
+        step=None,
+        created_ns=0,
+        num_processes=processes,
+        tree=stored,
+        leaves=records,
+    )
     made = "what `init` made could not" if is_new else "what was restored could not again"
     detail = f"resume: {made} be restored by this target once it is saved"
     if request.options.rename is not None:

@@ -276,7 +276,15 @@ class Saver:
         call = Call("check_replicas", "save", callsite(), tuple(spec.line for spec in specs))
         deadline = deadline_of(operation, None, timeout_s, "main")
         values = [leaf.value for leaf in arrays]
-        compare_replicas(self._coordinator, call, specs, values, deadline, "main", self._group)
+        compare_replicas(
+            self._coordinator,
+            call,
+            leaves=specs,
+            values=values,
+            deadline=deadline,
+            lane="main",
+            group=self._group,
+        )
 
     def _check_asked(self, step: int, state: State) -> None:
         """Refuse a state that could not be resumed; with an open notice the state comes first."""

@@ -58,7 +58,13 @@ def lay_out(
         ends = np.cumsum([0, *(sizes[row] for row in rows)])
         places = ends.tolist()
         described = [
-            header.Entry(entries[row], storages[row].entry, _shape(own[row]), begin, end)
+            header.Entry(
+                name=entries[row],
+                dtype=storages[row].entry,
+                shape=_shape(own[row]),
+                begin=begin,
+                end=end,
+            )
             for row, begin, end in zip(rows, places[:-1], places[1:], strict=True)
         ]
         head = header.build_header(described, data_metadata(attempt))
@@ -96,12 +102,12 @@ def _rows(own: Sequence[WriteBox]) -> Chunks:
     origins = itertools.chain.from_iterable(b.origin + pad[len(b.origin)][0] for b in boxes)
     extents = itertools.chain.from_iterable(b.extent + pad[len(b.extent)][1] for b in boxes)
     return Chunks(
-        np.array([write.leaf for write in own], np.int64),
-        np.zeros(len(own), np.int64),
-        np.zeros(len(own), np.int64),
-        np.zeros(len(own), np.int64),
-        _table(origins, len(own), rank),
-        _table(extents, len(own), rank),
+        leaf=np.array([write.leaf for write in own], np.int64),
+        file=np.zeros(len(own), np.int64),
+        begin=np.zeros(len(own), np.int64),
+        end=np.zeros(len(own), np.int64),
+        origin=_table(origins, len(own), rank),
+        extent=_table(extents, len(own), rank),
     )
 
 

@@ -118,12 +118,12 @@ def plan_reads(
     piece, run_start, run = _runs(extent, strides, item, gap_bytes * per_byte)
     run_start = run_start + start[piece]
     runs = _merged(
-        chunks.file[chunk[piece]],
-        begin[piece] + run_start // per_byte[piece],
-        begin[piece] - (-(run_start + run) // per_byte[piece]),
-        file_bytes,
-        gap_bytes,
-        block_bytes,
+        file=chunks.file[chunk[piece]],
+        begin=begin[piece] + run_start // per_byte[piece],
+        end=begin[piece] - (-(run_start + run) // per_byte[piece]),
+        file_bytes=file_bytes,
+        gap=gap_bytes,
+        block=block_bytes,
     )
     needed = -(-extent.prod(axis=1) * item // per_byte)
     most = max(most_request_bytes // block_bytes, 1) * block_bytes

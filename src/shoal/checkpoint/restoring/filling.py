@@ -174,7 +174,9 @@ def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any])
     Raises:
       UnsupportedCheckpointError: this JAX has no keys of that kind.
     """
-    return _keys(checkpoint.store.path, record.name, record.impl, list(record.words), wrap)
+    return _keys(
+        checkpoint.store.path, record.name, record.impl, words=list(record.words), wrap=wrap
+    )
 
 
 def _keys(path: str, name: str, impl: str, words: Sequence[int], wrap: Callable[[], Any]) -> Any:
@@ -247,7 +249,9 @@ def own_value(
             from shoal.collectives.leaves import wrap_key
         except ImportError:
             return words
-        return _keys(path, name, impl, list(words.shape[-1:]), lambda: wrap_key(words, impl))
+        return _keys(
+            path, name, impl, words=list(words.shape[-1:]), wrap=lambda: wrap_key(words, impl)
+        )
 
     try:
         return PerProcess(decode_tree(blob, nodes, wrap=wrap, like=like, file=f"{path}: {name}"))

@@ -472,10 +472,10 @@ class _Matching:
         dtypes = {leaf.name: leaf.dtype or leaf.kind for leaf in spare}
         return problem_lines(
             self.missing,
-            Spare(shapes, dtypes, list(self.number), self.kinds["unexpected"]),
-            [name for name in self.names if name not in missing],
-            None if callable(options.rename) else options.rename or {},
-            lambda rename, name: options._replace(rename=rename).stored_name(name),
+            spare=Spare(shapes, dtypes, list(self.number), self.kinds["unexpected"]),
+            found=[name for name in self.names if name not in missing],
+            rename=None if callable(options.rename) else options.rename or {},
+            stored_name=lambda rename, name: options._replace(rename=rename).stored_name(name),
         )
 
     def finish(self) -> None:

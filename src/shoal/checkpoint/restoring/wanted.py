@@ -219,7 +219,14 @@ def _like(name: str, value: Any) -> TargetLeaf:
     dtype = None if dtype is None else np.dtype(dtype)
     is_free = not value.committed if isinstance(value, jax.Array) else None
     return TargetLeaf(
-        name, place, tuple(value.shape), dtype, impl, is_array=True, is_free=is_free, text=text
+        name,
+        place,
+        shape=tuple(value.shape),
+        dtype=dtype,
+        impl=impl,
+        is_array=True,
+        is_free=is_free,
+        text=text,
     )
 
 

@@ -131,7 +131,13 @@ def cost_of(
             rows.append((wish.leaf, [(first,)], [(size,)]))
             memory_bytes += size
         elif record.has_data:
-            row, kept = _held(checkpoint, wish, ways.transport.get(number), geometry, process)
+            row, kept = _held(
+                checkpoint,
+                wish,
+                transport=ways.transport.get(number),
+                geometry=geometry,
+                process=process,
+            )
             rows.append(row)
             item_bytes = (wish.dtype or dtype_of(record.dtype)).itemsize
             memory_bytes += sum(math.prod(extent) for extent in kept) * item_bytes
@@ -140,9 +146,9 @@ def cost_of(
         process,
         plan.read_bytes,
         plan.needed_bytes,
-        len(plan.files),
-        plan.num_requests,
-        memory_bytes,
+        num_files=len(plan.files),
+        num_requests=plan.num_requests,
+        memory_bytes=memory_bytes,
     )
 
 

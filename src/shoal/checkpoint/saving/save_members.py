@@ -200,7 +200,9 @@ class SaveAttempt:
             problem, exchange.payload = error, encode_error(error)
         # Reports show the user's call; its part is compared, and not shown.
         mark, site = f"save: {self.id} {point}", members.request.site
-        at = Point("save", members.group.named, self.lane, mark, site)
+        at = Point(
+            name="save", group=members.group.named, lane=self.lane, operation=mark, site=site
+        )
         try:
             exchange.answers = members.coordinator.arrive(
                 at, exchange.payload, timeout_s=members.request.waits.left_s

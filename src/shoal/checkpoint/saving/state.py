@@ -227,7 +227,15 @@ class _StateReading:
             impl, words, dtype = _key(dtype)
         sharding, shape = value.sharding, value.shape
         layout = _layout_text(sharding, len(shape))
-        record = LeafRecord(name, kind, dtypes.dtype_name(dtype), shape, words, impl, layout)
+        record = LeafRecord(
+            name,
+            kind,
+            dtype=dtypes.dtype_name(dtype),
+            shape=shape,
+            words=words,
+            impl=impl,
+            layout=layout,
+        )
         is_spread = (
             self._num_processes == 1
             or not value.is_fully_addressable

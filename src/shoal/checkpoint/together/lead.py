@@ -45,7 +45,7 @@ def run_on_lead(
     """
     options: dict[str, Any] = {"name": name, "site": site, "lane": lane}
     options |= {"group": group, "timeout_s": timeout_s}
-    return meet_lead(coordinator, operation, spec, act, b"", **options)[0]
+    return meet_lead(coordinator, operation, spec, act, brought=b"", **options)[0]
 
 
 def raise_together(

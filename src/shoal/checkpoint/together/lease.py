@@ -111,7 +111,13 @@ class LeaseKeeper(ProgressReporter):
         every_s = min(_BEAT_S, lease_s / _BEATS)
         self._refresh_s = min(store.pace.beat_s, lease_s / _BEATS)
         self._next = time.monotonic() + self._refresh_s
-        super().__init__(coordinator, f"saving {store.path}", num_bytes, every_s, lane)
+        super().__init__(
+            coordinator,
+            doing=f"saving {store.path}",
+            num_bytes=num_bytes,
+            every_s=every_s,
+            lane=lane,
+        )
         self._store, self._attempt = store, attempt
         self.is_opening = True  # the attempt: only the disk is outstanding
         members = range(coordinator.num_processes) if members is None else members

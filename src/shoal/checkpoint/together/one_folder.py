@@ -48,7 +48,7 @@ def in_one_folder(
 
     spec = tuple(f"{name}={value}" for name, value in options.items())
     (said, called), answers = meet_lead(
-        coordinator, operation, spec, answer, json.dumps(store.path).encode(),
+        coordinator, operation, spec, act=answer, brought=json.dumps(store.path).encode(),
         group=group, timeout_s=timeout_s,
     )  # fmt: skip
     paths = {p: called if p == group.lead else json.loads(text) for p, text in answers.items()}

@@ -203,13 +203,15 @@ def _storage(dtype: np.dtype[Any]) -> Storage:
     name = _name_of(dtype)
     size = dtype.itemsize
     if name in _BITS:
-        return Storage("U8", 8 // _BITS[name], 1, (), 1)
+        return Storage(entry="U8", per_byte=8 // _BITS[name], item_bytes=1, trailing=(), align=1)
     if name in _PAIRS:
-        return Storage(_PAIRS[name], 1, size, (2,), size // 2)
+        return Storage(
+            entry=_PAIRS[name], per_byte=1, item_bytes=size, trailing=(2,), align=size // 2
+        )
     if name in _ENTRIES:
-        return Storage(_ENTRIES[name], 1, size, (), size)
+        return Storage(entry=_ENTRIES[name], per_byte=1, item_bytes=size, trailing=(), align=size)
     if name in _AS_BITS:
-        return Storage("U8", 1, 1, (), 1)
+        return Storage(entry="U8", per_byte=1, item_bytes=1, trailing=(), align=1)
     if dtype.kind in "mM":
-        return Storage("I64", 1, 8, (), 8)
-    return Storage("U8", 1, size, (size,), 1)
+        return Storage(entry="I64", per_byte=1, item_bytes=8, trailing=(), align=8)
+    return Storage(entry="U8", per_byte=1, item_bytes=size, trailing=(size,), align=1)

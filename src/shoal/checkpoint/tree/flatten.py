@@ -215,7 +215,7 @@ class NodeTaker:
         pairs = zip(named, children, strict=True)
         inner = tuple([self.structure(child, (*path, key), depth - 1) for key, child in pairs])
         self.above.remove(id(value))
-        return Branch(kind, tuple(keys), inner, type_name, static)
+        return Branch(kind, keys=tuple(keys), children=inner, type=type_name, static=static)
 
     def _is_wrong(self, keys: Sequence[Key], path: Path) -> bool:
         texts = set()

@@ -106,7 +106,7 @@ def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
     if len(left) < len(structure.children):
         kind = structure.kind if structure.kind in ("OrderedDict", "defaultdict") else "dict"
         static = structure.static if kind == "defaultdict" else None
-        return Branch(kind, keys, children, "", static)
+        return Branch(kind, keys, children, type="", static=static)
     keys = () if structure.kind in KEYLESS else keys
     return Branch(structure.kind, keys, children, structure.type, structure.static)
 
@@ -176,7 +176,7 @@ class _NodeReading:
             raise UsageError("a defaultdict has an unknown factory")
         keys = self._keys(kind, found)
         children = tuple([self.structure(child, depth - 1) for child in found["children"]])
-        return Branch(kind, keys, children, found.get("type", ""), static)
+        return Branch(kind, keys, children, type=found.get("type", ""), static=static)
 
     def _wanted(self, kind: str, found: Mapping[str, Any]) -> set[str]:
         wanted = {"kind", "children"}

@@ -77,7 +77,7 @@ def broadcast_bytes(
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     value = Bytes(data or ()) if coordinator.process == source else None
-    _move(_Broadcast(flow, source, num_bytes, value, Bytes(into)))
+    _move(_Broadcast(flow, source, num_bytes, value, place=Bytes(into)))
 
 
 def gather_bytes(
@@ -173,7 +173,8 @@ class _Gather(NamedTuple):
 
     def over_devices(self) -> Callable[[Ring], None]:
         """Return what moves the bytes, in a thread of its own."""
-        return partial(_collect, self.flow, Outgoing(self.own), self.places, self.sizes)
+        own = Outgoing(self.own)
+        return partial(_collect, self.flow, own, self.places, self.sizes)
 
     def through_coordinator(self) -> None:
         """Move the bytes in rounds of bounded size."""

@@ -150,7 +150,10 @@ def local_devices(device_type: str, for_client_id: int | None = None) -> list[De
     process = client_id() if for_client_id is None else for_client_id
     full_job_name(process)  # raises if the job has no such process
     devices = _present("local_devices", kind).get(process, [])
-    return [DeviceSpec(job_name(), 0, process, kind, index) for index in range(len(devices))]
+    return [
+        DeviceSpec(job=job_name(), replica=0, task=process, device_type=kind, device_index=index)
+        for index in range(len(devices))
+    ]
 
 
 @local

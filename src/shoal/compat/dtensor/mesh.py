@@ -386,7 +386,15 @@ def fields_of(mesh: plan_mesh.Mesh, *, job: str, use_xla_spmd: bool = False) -> 
     local_ids = tuple(positions[one] for one in own)
     dims = tuple(mesh.axes.items())
     others = () if own else tuple(_everywhere(mesh, job))
-    return MeshFields(mesh.label, dims, 0, local_ids, tuple(names), others, use_xla_spmd)
+    return MeshFields(
+        name=mesh.label,
+        dims=dims,
+        first_id=0,
+        local_ids=local_ids,
+        local_devices=tuple(names),
+        global_devices=others,
+        use_xla_spmd=use_xla_spmd,
+    )
 
 
 def _everywhere(mesh: plan_mesh.Mesh, job: str) -> list[str]:

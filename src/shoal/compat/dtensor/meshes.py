@@ -115,7 +115,9 @@ def create_mesh(
     specs = _specs("create_mesh", devices, device_type, "CPU")
     _check_type(specs, use_xla_spmd)
     ids = _ids("create_mesh", specs, config.client_id())
-    return _made("create_mesh", dims, mesh_name, ids, use_xla_spmd)
+    return _made(
+        operation="create_mesh", dims=dims, name=mesh_name, ids=ids, use_xla_spmd=use_xla_spmd
+    )
 
 
 @collective("the mesh's processes")
@@ -211,8 +213,9 @@ def create_tpu_mesh(
       rotate_ring_across_rings: does that ring run along y before x?
       use_xla_spmd: stored, without effect.
     """
+    axes = _AXES if ring_axes is None else ring_axes
     rings = Rings(
-        ring_dims, _AXES if ring_axes is None else ring_axes, ring_bounds,
+        ring_dims, axes, ring_bounds,
         can_split_host_across_rings, build_ring_across_rings, rotate_ring_across_rings,
     )  # fmt: skip
     with prefix_errors("create_tpu_mesh"):

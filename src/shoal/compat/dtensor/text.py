@@ -99,7 +99,15 @@ def check(
     problems += [*_type_problems([*locals_, *globals_], is_xla), *_name_problems(name)]
     raise_all(operation, problems)
     here, everywhere = (tuple(one.to_string() for one in row) for row in (locals_, globals_))
-    return MeshFields(str(name), tuple(dims), ids[0], tuple(owned), here, everywhere, is_xla)
+    return MeshFields(
+        name=str(name),
+        dims=tuple(dims),
+        first_id=ids[0],
+        local_ids=tuple(owned),
+        local_devices=here,
+        global_devices=everywhere,
+        use_xla_spmd=is_xla,
+    )
 
 
 def _count_problems(
@@ -397,14 +405,30 @@ def read_mesh(text: str) -> MeshFields:
     size = math.prod(size for _, size in sizes)
     if len(rest) == 1:
         made_up, names = _made_up(size, rest[0], text)
-        return check(_operation(text), sizes, made_up, made_up, names, name, None, False)
+        return check(
+            operation=_operation(text),
+            dims=sizes,
+            ids=made_up,
+            local_ids=made_up,
+            local_devices=names,
+            name=name,
+            global_devices=None,
+            use_xla_spmd=False,
+        )
     is_xla = _check_parts(rest, text)
     ids, owned = _id_list(rest[0], text), list(_id_list(rest[1], text))
     if size != len(ids):
         raise _bad_mesh(text, f"{len(ids)} global device ids for dims {dims}")
     everywhere = _device_list(rest[3]) if len(rest) - is_xla == 4 else []
     return check(
-        _operation(text), sizes, ids, owned, _device_list(rest[2]), name, everywhere, is_xla
+        operation=_operation(text),
+        dims=sizes,
+        ids=ids,
+        local_ids=owned,
+        local_devices=_device_list(rest[2]),
+        name=name,
+        global_devices=everywhere,
+        use_xla_spmd=is_xla,
     )
 
 

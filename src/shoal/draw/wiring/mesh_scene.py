@@ -170,7 +170,11 @@ class _Drawing:
             if z is None:
                 continue
             title = f"{box.plane} = {z + box.origin[2]}" if deep > 1 else ""
-            self.panels.append(ChipPlane(number, title, columns, rows, box.wraps[:2]))
+            self.panels.append(
+                ChipPlane(
+                    section=number, title=title, columns=columns, rows=rows, wraps=box.wraps[:2]
+                )
+            )
             self.planes.append((number, z))
         if number == 0:
             for what, shown, size in (
@@ -190,7 +194,7 @@ class _Drawing:
                 continue
             coords = tuple(a + b for a, b in zip((x, y, z), box.origin, strict=True))
             devices = tuple(self._device(int(one)) for one in box.ids[x, y, z])
-            yield Chip(panel, column, row, coords[: box.rank], devices)
+            yield Chip(panel, column, row, coords=coords[: box.rank], devices=devices)
 
     def _device(self, device_id: int) -> DeviceMark:
         index = int(np.searchsorted(self.where.ids, device_id))
@@ -216,7 +220,9 @@ class _Drawing:
             columns = _inside(shown.columns, int(low[0]), int(high[0]))
             rows = _inside(shown.rows, int(low[1]), int(high[1]))
             if len(own) == np.prod(high - low + 1) and columns and rows:
-                yield Host(panel, process, columns[0], rows[0], columns[-1], rows[-1])
+                yield Host(
+                    panel, process, left=columns[0], top=rows[0], right=columns[-1], bottom=rows[-1]
+                )
 
     def _links(self, panel: int) -> Iterator[LinkMark]:
         number, _ = self.planes[panel]

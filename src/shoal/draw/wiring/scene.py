@@ -183,7 +183,8 @@ def _of_torus(torus: Torus, title: str) -> Ground:
     wraps = (*torus.wrap, *(False,) * missing)
     origin = (*(torus.origin or (0,) * len(torus.shape)), *(0,) * missing)
     ids, processes = torus.device_ids.reshape(grid), torus.processes.reshape(grid)
-    return Ground(title, ids, processes, wraps, len(torus.shape), "z", origin)  # type: ignore
+    rank, plane = len(torus.shape), "z"
+    return Ground(title, ids, processes, wraps, rank, plane, origin)  # type: ignore[arg-type]
 
 
 def _of_hosts(hosts: Hosts) -> Ground:

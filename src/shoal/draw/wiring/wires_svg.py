@@ -151,8 +151,10 @@ class _Wires:
             if x and x + wide > _MOST_WIDTH:
                 x, y, high = 0.0, y + high + 14, 0.0
             if title:
-                self.canvas.rect(x, y, wide, tall + head, "section", round_=8)
-                self.canvas.text(x + 12, y + 18, title, 12, "dim")
+                self.canvas.rect(
+                    left=x, top=y, wide=wide, high=tall + head, kind="section", round_=8
+                )
+                self.canvas.text(x=x + 12, y=y + 18, words=title, size=12, kind="dim")
             else:
                 self.canvas.cover(x, y, x + wide, y + tall)
             edge = self.grain.edge
@@ -242,9 +244,15 @@ class _Wires:
             for core, device in enumerate(chip.devices):
                 left = x - whole / 2 + core * wide
                 kind = fill_class(device.group)
-                parts.append(rect(left, y - size / 2, wide, size, kind, round_=corner))
+                parts.append(
+                    rect(left, top=y - size / 2, wide=wide, high=size, kind=kind, round_=corner)
+                )
                 if self.font:
-                    parts.append(text(left + wide / 2, y, f"{device.id}", self.font, "id"))
+                    parts.append(
+                        text(
+                            x=left + wide / 2, y=y, words=f"{device.id}", size=self.font, kind="id"
+                        )
+                    )
             self.canvas.add("".join([*parts, "</g>"]))
 
     def _arrows(self) -> None:
@@ -260,26 +268,26 @@ class _Wires:
                 left, top = self.corners[number_]
                 x = left + len(panel.columns) * self.grain.across / 2
                 y = top + len(panel.rows) * self.grain.pitch + self.grain.edge + 8
-                self.canvas.text(x, y, panel.title, 12, "dim", end=0.5)
+                self.canvas.text(x, y, words=panel.title, size=12, kind="dim", end=0.5)
 
     def _legend(self, alone: bool) -> None:
         """Draw the legend: the title above; the axes and the signs below."""
         canvas = self.canvas
         left, top, _, bottom = canvas.bounds
         if alone:
-            canvas.text(left, top - 34, self.scene.title, 17, "head")
-            canvas.text(left, top - 14, self.scene.subtitle, 13, "dim")
+            canvas.text(x=left, y=top - 34, words=self.scene.title, size=17, kind="head")
+            canvas.text(x=left, y=top - 14, words=self.scene.subtitle, size=13, kind="dim")
         y = bottom + 24
         names = [f"{quote(axis.name)}={axis.size}" for axis in self.scene.axes]
         indent = max([text_width(name, 13) for name in names], default=0) + 18
         for at, axis in enumerate(self.scene.axes):
             if axis.size > 1:
                 canvas.add(sample_svg(at, left, y - 4.5))
-            canvas.text(left + 44, y, names[at], 13, f"head {axis_class(at)}")
+            canvas.text(x=left + 44, y=y, words=names[at], size=13, kind=f"head {axis_class(at)}")
             canvas.text(left + 44 + indent, y, axis.far, 13)
             y += 21
         for line in [*_signs(self.scene), *self.scene.notes]:
-            canvas.text(left, y, line, 12, "dim")
+            canvas.text(x=left, y=y, words=line, size=12, kind="dim")
             y += 18
 
 
@@ -392,7 +400,7 @@ def _paths(
     if arrow.start.panel != arrow.end.panel:
         is_next = abs(start[1] - end[1]) < 0.1 and abs(arrow.end.panel - arrow.start.panel) == 1
         if is_next and slots.is_alone(arrow):
-            return [_arc(start, end, sizes, tip, -1)]
+            return [_arc(start, end, sizes, tip, side=-1)]
         return _diagonal_arrow(arrow, start, end, sizes, tip)
     panel = scene.panels[arrow.start.panel]
     for away, other, dim, last in (
@@ -402,7 +410,7 @@ def _paths(
         way = arrow.around[dim]
         if way and not other and abs(away) == last:
             out: Point = (float(way), 0.0) if dim == 0 else (0.0, float(way))
-            return _leave(start, end, sizes, tip, out, (-out[0], -out[1]))
+            return _leave(start, end, sizes, tip, out, arrival=(-out[0], -out[1]))
     if abs(columns) * sizes.cores + abs(rows) < 1.01:
         aside = slots.of(arrow) * (6 if sizes.font else 3)
         if abs(columns) < 1 and arrow.links == 0:  # next to the ids of a chip's two devices
@@ -410,14 +418,14 @@ def _paths(
         return [_between(start, end, sizes, aside, tip)]
     if columns and rows and abs(columns) + abs(rows) > _FAR:
         return _diagonal_arrow(arrow, start, end, sizes, tip)
-    return [_arc(start, end, sizes, tip, 1)]
+    return [_arc(start, end, sizes, tip, side=1)]
 
 
 def _diagonal_arrow(arrow: Arrow, start: Point, end: Point, sizes: Sizes, tip: float) -> list[str]:
     """Return an arrow that leaves and enters between chips, next to those of other axes."""
     aside = 0.25 * sizes.chip * (arrow.axis % 3)
     start, end = (start[0] - aside, start[1]), (end[0] + aside, end[1])
-    return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
+    return _leave(start, end, sizes, tip, out=(0.7, -0.7), arrival=(-0.7, -0.7))
 
 
 def _between(start: Point, end: Point, sizes: Sizes, aside: float, tip: float) -> str:

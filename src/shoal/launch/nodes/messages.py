@@ -65,18 +65,18 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
     if not isinstance(shown, int) or not isinstance(devices, int | None):
         raise FrameError("field 'highest_shown' or 'devices' is not an integer")
     return NodeCard(
-        whole_field(header, "node"),
-        whole_field(header, "nodes"),
-        _whole(header, "processes", 1),
-        _printable(header, "host"),
-        _printable(header, "program"),
-        text_field(header, "fingerprint"),
-        devices,
-        _printable(header, "versions"),
-        shown,
-        _printable(header, "token"),
-        _printable(header, "restarts"),
-        _whole(header, "attempt", 0),
+        node=whole_field(header, "node"),
+        nodes=whole_field(header, "nodes"),
+        processes=_whole(header, "processes", 1),
+        host=_printable(header, "host"),
+        program=_printable(header, "program"),
+        fingerprint=text_field(header, "fingerprint"),
+        devices=devices,
+        versions=_printable(header, "versions"),
+        highest_shown=shown,
+        token=_printable(header, "token"),
+        restarts=_printable(header, "restarts"),
+        attempt=_whole(header, "attempt", 0),
     )
 
 

@@ -128,9 +128,9 @@ def _enumerated(
     places = np.zeros((1, 1, 1, 4), np.int64)  # [ring boxes, hosts of each, cores of each]
     for axis in axes:
         part, own = bounds[axis], host[axis]
-        along = np.arange(whole[axis]).reshape(-1, 1, part // own, 1, own, 1)
+        along = np.arange(whole[axis]).reshape((-1, 1, part // own, 1, own, 1))
         boxes, hosts, cores = places.shape[:3]
-        inner = places.reshape(1, boxes, 1, hosts, 1, cores, 4)
+        inner = places.reshape((1, boxes, 1, hosts, 1, cores, 4))
         grown = np.broadcast_to(
             inner, (along.shape[0], boxes, part // own, hosts, own, cores, 4)
         ).copy()

@@ -71,8 +71,8 @@ class LinkTraffic:
             right = np.where(2 * ahead == size, 0.5, 2 * ahead < size)
         else:
             right = np.asarray(end > start, np.float64)
-        self._add(dim, 0, source, start, end, num_bytes * right)
-        self._add(dim, 1, source, end, start, num_bytes * (1.0 - right))
+        self._add(dim, way=0, row=source, first=start, last=end, load=num_bytes * right)
+        self._add(dim, way=1, row=source, first=end, last=start, load=num_bytes * (1.0 - right))
 
     def _add(
         self, dim: int, way: int, row: IntArray, first: IntArray, last: IntArray, load: FloatArray

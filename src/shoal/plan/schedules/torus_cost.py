@@ -141,7 +141,7 @@ def all_to_all(grid: Grid, groups: Sequence[IntArray], link: Link, pair_bytes: f
     traffic = LinkTraffic(grid)
     values = box_values(several[0]) if len(several) == 1 else None
     if values is not None:
-        steps = _box_pairs(grid, traffic, several[0], values, pair_bytes)
+        steps = _box_pairs(grid, traffic, groups=several[0], values=values, pair_bytes=pair_bytes)
         return _busiest(grid, traffic, link, steps)
     steps = 0
     _check_pairs(sum(own.shape[0] * own.shape[1] ** 2 for own in several))

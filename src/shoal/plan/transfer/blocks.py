@@ -194,7 +194,14 @@ def _copies(
         else:
             idle[device] = True
     own = tuple((sender, receiver) for sender, receiver, _ in sends)
-    return Copies(own, reads - held, keeps - held, writes - wanted, receives, idle)
+    return Copies(
+        sends=own,
+        reads=reads - held,
+        keeps=keeps - held,
+        writes=writes - wanted,
+        receives=receives,
+        idle=idle,
+    )
 
 
 def _blocks(first: IntArray, end: IntArray) -> list[Block]:

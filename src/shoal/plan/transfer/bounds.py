@@ -138,7 +138,9 @@ def bounds(
     Source: the bound of a host is that of Y. Zhuang et al., "On optimizing the communication of
     model parallelism", MLSys 2023 (arXiv 2211.05322): each slice needs to cross to a host once.
     """
-    move = checked_move("bounds", source, target, shape, item_bytes)
+    move = checked_move(
+        operation="bounds", source=source, target=target, shape=shape, item_bytes=item_bytes
+    )
     where = places("bounds", source.mesh, target.mesh, topology)
     return bounds_of(move, regions_of(move), where)
 

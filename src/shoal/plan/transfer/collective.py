@@ -83,15 +83,27 @@ def edges(state: LayoutState, sizes: Sequence[int], shape: Sequence[int]) -> Ite
     used = {digit for dim in state.dims for digit in dim} | state.pending
     for digit in (d for d in range(len(sizes)) if d not in used):
         for dim in _dims_cut_by(sizes[digit], counts, shape):
-            yield Transition("slice", (digit,), dim, None, _grown(state, dim, (digit,)))
+            yield Transition(
+                kind="slice",
+                digits=(digit,),
+                dim=dim,
+                to_dim=None,
+                after=_grown(state, dim, (digit,)),
+            )
     for dim, row in enumerate(state.dims):
         for taken in range(1, len(row) + 1):
             kept, moved = row[: len(row) - taken], row[len(row) - taken :]
             less = state._replace(dims=(*state.dims[:dim], kept, *state.dims[dim + 1 :]))
-            yield Transition("all_gather", moved, dim, None, less)
+            yield Transition(kind="all_gather", digits=moved, dim=dim, to_dim=None, after=less)
             for to_dim in _dims_cut_by(math.prod(sizes[d] for d in moved), counts, shape):
                 if to_dim != dim:
-                    yield Transition("all_to_all", moved, dim, to_dim, _grown(less, to_dim, moved))
+                    yield Transition(
+                        kind="all_to_all",
+                        digits=moved,
+                        dim=dim,
+                        to_dim=to_dim,
+                        after=_grown(less, to_dim, moved),
+                    )
     if state.pending:
         yield from _sums(state, sizes, shape, counts)
 
@@ -103,10 +115,16 @@ def _sums(
     groups = {(digit,) for digit in state.pending} | {tuple(sorted(state.pending))}
     for group in sorted(groups):
         done = state._replace(pending=state.pending - set(group))
-        yield Transition("all_reduce", group, None, None, done)
+        yield Transition(kind="all_reduce", digits=group, dim=None, to_dim=None, after=done)
         for dim in _dims_cut_by(math.prod(sizes[d] for d in group), counts, shape):
             for order in permutations(group) if len(group) < 4 else [group]:
-                yield Transition("reduce_scatter", order, dim, None, _grown(done, dim, order))
+                yield Transition(
+                    kind="reduce_scatter",
+                    digits=order,
+                    dim=dim,
+                    to_dim=None,
+                    after=_grown(done, dim, order),
+                )
 
 
 def _dims_cut_by(parts: int, counts: Sequence[int], shape: Sequence[int]) -> list[int]:
@@ -205,8 +223,10 @@ def bases(source: Layout, target: Layout, most_states: int) -> tuple[Basis, Basi
     own_coords = _coords(sizes, np.arange(here.size))
     twin = _twins(own_coords, _coords(other_sizes, positions(here, there)))
     if twin is None:
-        sizes, own, _ = _coarsened(sizes, own, {}, source.rank, most_states // 2)
-        other_sizes, other, _ = _coarsened(other_sizes, other, {}, source.rank, most_states // 2)
+        sizes, own, _ = _coarsened(sizes, own, other={}, rank=source.rank, most=most_states // 2)
+        other_sizes, other, _ = _coarsened(
+            sizes=other_sizes, own=other, other={}, rank=source.rank, most=most_states // 2
+        )
         return _basis(here, sizes, own), _basis(there, other_sizes, other)
     shared = {axis: [twin[digit] for digit in digits] for axis, digits in other.items()}
     sizes, own, shared = _coarsened(sizes, own, shared, source.rank, most_states)
@@ -387,7 +407,7 @@ def shortest(
     here, there = bases(source, target, most_states)
     begin, end = here.on(source), there.on(target)
     meshes = [here.mesh] if here.mesh == there.mesh else [here.mesh, there.mesh]
-    search = _PathSearch(meshes, shape, item_bytes, weigh, most_rounds, (begin, end))
+    search = _PathSearch(meshes, shape, item_bytes, weigh, most_rounds, ends=(begin, end))
     path = search.run()
     return None if path is None else tuple(_joined([search.step(*hop) for hop in path]))
 
@@ -576,7 +596,7 @@ def _work(edge: Transition, held: int, holds: int) -> int:
 
 
 def _to(kind: str, after: SearchNode) -> Transition:
-    return Transition(kind, (), None, None, after.state)
+    return Transition(kind, digits=(), dim=None, to_dim=None, after=after.state)
 
 
 def _walked_back(came: dict[SearchNode, Hop], first: SearchNode, last: SearchNode) -> list[Hop]:

@@ -175,7 +175,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
         if places >= wanted:
             even = range(wanted, min(places, _MOST_TIMES * wanted) + 1)
             parts = next((parts for parts in even if places % parts == 0), wanted)
-            cuts.append(ChunkCut(dim, tiles, parts, places // parts, places % parts))
+            cuts.append(ChunkCut(dim, tiles, parts, width=places // parts, rest=places % parts))
     return next((chunks for chunks in cuts if chunks.width > 1), cuts[0] if cuts else None)
 
 

@@ -139,8 +139,15 @@ def _permute(
             keeps[device] = writes[device] = kept[device].pop()
             copies[device], is_idle[device] = True, False
     pairs = tuple((sender, receiver) for sender, receiver, _ in moved)
-    return Permute(pairs, reads - begins, passes_on, copies, keeps - source.first,
-                   writes - target.first, is_idle)  # fmt: skip
+    return Permute(
+        sends=pairs,
+        reads=reads - begins,
+        passes_on=passes_on,
+        copies=copies,
+        keeps=keeps - source.first,
+        writes=writes - target.first,
+        is_idle=is_idle,
+    )
 
 
 def _num_blocks(box: Box, side: Sequence[int]) -> int:

@@ -181,7 +181,9 @@ def plan_transfer(
       a device receives 1,024 B at most; no plan can receive less than 1,024 B
         1. exchange: receives 1,024 B; a device held 4,096 B and holds 2,048 B
     """
-    move = checked_move("plan_transfer", source, target, shape, item_bytes)
+    move = checked_move(
+        operation="plan_transfer", source=source, target=target, shape=shape, item_bytes=item_bytes
+    )
     if other := {axis: how for axis, how in source.partial.items() if how != "sum"}:
         raise UsageError(f"plan_transfer: {other}: only sums can be reduced by a move")
     if topology is None and links is None:

@@ -183,7 +183,14 @@ def point_to_point(
     (arXiv 2211.05322), for senders by load and for passing on inside hosts. Where they send
     along chains in chunks, a wave doubles the senders.
     """
-    move = checked_move("point_to_point", source, target, shape, item_bytes, reduces=False)
+    move = checked_move(
+        operation="point_to_point",
+        source=source,
+        target=target,
+        shape=shape,
+        item_bytes=item_bytes,
+        reduces=False,
+    )
     where = places("point_to_point", source.mesh, target.mesh, topology)
     return sends_of(regions_of(move), where, move.item_bytes)
 

@@ -85,7 +85,9 @@ def handshake(
     incarnation = os.urandom(8).hex()
     refusal = Refusal()
     try:
-        waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
+        waiting = _Waiting(
+            address, card, began=time.monotonic(), limit=limit, warn_after_s=warn_after_s
+        )
         channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
     except LinkTimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"

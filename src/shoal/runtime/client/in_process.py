@@ -272,7 +272,9 @@ class LocalCoordinator(BaseCoordinator):
                 if point.lane == "main":
                     self.progress.begin_wait(point, started)
                 step = self.progress.step
-                answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
+                answer = self._job.meet(
+                    self.process, point, payload=bytes(payload), timeout_s=timeout_s, step=step
+                )
                 call.has_failed = not answer.is_success
                 if point.lane == "main" and answer.is_success:
                     self.programs.meet(point.group)
@@ -280,7 +282,9 @@ class LocalCoordinator(BaseCoordinator):
                 if point.lane == "main":
                     self.progress.end_wait(point)
                 call.leave()
-        return conclude(answer, point, self._me, self.troubles, self._job.clock() - started)
+        return conclude(
+            answer, point, self._me, self.troubles, waited_s=self._job.clock() - started
+        )
 
     def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""

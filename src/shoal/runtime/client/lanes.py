@@ -233,7 +233,9 @@ class Lanes:
             return
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
         words = why if isinstance(why, str) else failure_of(why, point.site).headline
-        left = Abandoned(point, scope.arrivals, self._sent.get(lane, 0), number + 1, words)
+        left = Abandoned(
+            point, scope.arrivals, sent=self._sent.get(lane, 0), number=number + 1, words=words
+        )
         self._counts[lane] = _Count(number + 1, (*unsent, left), scope)
 
     def _flush(self, lane: str) -> None:

@@ -108,12 +108,12 @@ def join(
     """
     card = Identity(
         process,
-        num_processes,
-        host or socket.gethostname(),
-        token,
-        versions,
-        jax_service or "",
-        this_host() if host_id is None else host_id,
+        processes=num_processes,
+        host=host or socket.gethostname(),
+        token=token,
+        versions=versions,
+        jax_service=jax_service or "",
+        host_id=this_host() if host_id is None else host_id,
     )
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
     channel, welcome = handshake(address, card, timeout_s, warn_after_s)
@@ -148,9 +148,9 @@ class TcpCoordinator(BaseCoordinator):
         self._calls = Calls(
             address,
             welcome.near,
-            {**lane, "incarnation": welcome.incarnation},
-            token,
-            self._me,
+            card={**lane, "incarnation": welcome.incarnation},
+            token=token,
+            me=self._me,
             max_body_bytes=welcome.max_body_bytes,
             lose=self.lose,
         )
@@ -199,7 +199,7 @@ class TcpCoordinator(BaseCoordinator):
                 if is_main:
                     progress.end_wait(point)
                 call.leave()
-        return conclude(answer, point, me, self.troubles, time.monotonic() - started)
+        return conclude(answer, point, me, self.troubles, waited_s=time.monotonic() - started)
 
     def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""

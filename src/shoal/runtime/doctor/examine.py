@@ -98,7 +98,14 @@ def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
     """Return a report of the launcher's rule, and this process's place in the job by it."""
     rows = [state._asdict() for state in rule_states(env)]
     unknown = tuple(unknown_variable(words) for words in unknown_variables(env).values())
-    report = Report(None, None, socket.gethostname(), os.getpid(), {}, unknown)
+    report = Report(
+        process=None,
+        num_processes=None,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        facts={},
+        findings=unknown,
+    )
     try:
         place = decide(Arguments(), env)
         refuse_child(place)

@@ -111,7 +111,9 @@ def of_processes(reports: tuple[Report, ...]) -> Diagnosis:
     differences = compare(reports)
     found = [*differences, *(finding for report in reports for finding in report.findings)]
     has_problem = any(finding.level == PROBLEM for finding in found)
-    return Diagnosis(reports, differences, reports[0].process, True, has_problem)
+    return Diagnosis(
+        reports, differences, reports[0].process, is_complete=True, has_problem=has_problem
+    )
 
 
 def of_one(report: Report) -> Diagnosis:

@@ -136,7 +136,7 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
         cause = _own_cause(coordinator, end)
         if cause.difference is None and cause.wait is None:
             return one_line(headline_of(str(end.error)), _MOST)
-        return job_headline(_failure(coordinator, end, [cause], (), None))
+        return job_headline(_failure(coordinator, end, causes=[cause], others=(), since_s=None))
     if not end.peers:
         return one_line(_services_lost(coordinator, end), _MOST)
     process, peer = next(iter(end.peers.items()))
@@ -315,7 +315,7 @@ def _failure_of_stall(
     """Return the failure of a job in which no process has moved."""
     groups = [*map(stands_of, stall["groups"])]
     cause, headline = stalled_cause(groups, float(stall["idle_s"]))
-    failure = _failure(coordinator, end, [cause], (), None)
+    failure = _failure(coordinator, end, causes=[cause], others=(), since_s=None)
     return with_programs(dataclasses.replace(failure, headline=headline), stall["programs"])
 
 
@@ -382,13 +382,13 @@ class ProcessState(NamedTuple):
         departure = Departure(*(row[name] for name in Departure._fields))
         end = record_in(str(row.get("end", "")))
         at_s = time.monotonic() - float(row["since_s"])
-        return cls(process, state, at, _gone(departure, at_s, at, end), departure.how)
+        return cls(process, state, at, gone=_gone(departure, at_s, at, end), how=departure.how)
 
     @classmethod
     def of_departure(cls, process: int, departure: Departure) -> ProcessState:
         """Return what an error says of a process."""
         gone = _gone(departure, time.monotonic(), None, None)
-        return cls(process, departure.state, None, gone, departure.how)
+        return cls(process, departure.state, at=None, gone=gone, how=departure.how)
 
     @property
     def ending(self) -> Ending:
@@ -486,7 +486,9 @@ def failure_known(
         others = [_other_self(coordinator, end, own), *others]
     times_s = [root.known_failed_s for root in roots if root.known_failed_s is not None]
     since_s = max(0.0, time.monotonic() - min(times_s)) if times_s else 0.0
-    return _failure(coordinator, end, grouped(causes), _joined(others), since_s)
+    return _failure(
+        coordinator, end, causes=grouped(causes), others=_joined(others), since_s=since_s
+    )
 
 
 def _causes(

@@ -114,7 +114,15 @@ def threads_of(text: str) -> list[ThreadStack]:
             file, number, function = found[1], int(found[2]), printable(found[3])
             source = without_secrets(printable(found[4] or ""))
             package = package_of(file)
-            frames.append(StackLine(printable(file), number, function, source, package))
+            frames.append(
+                StackLine(
+                    file=printable(file),
+                    line=number,
+                    function=function,
+                    source=source,
+                    package=package,
+                )
+            )
         elif cut := _CUT.fullmatch(line):
             more = int(cut[1] or _UNKNOWN)
     return threads

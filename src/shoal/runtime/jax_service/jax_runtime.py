@@ -833,9 +833,10 @@ def _hook(cache: _CompileCache) -> None:
         # On JAX 0.10 `more` is the program's callbacks, whose addresses it contains.
         if any(more) or cache.is_full or not cache.serves(backend):
             return
+        seconds = int(compile_time_secs)
         try:
             compilation_cache.put_executable_and_time(
-                cache_key, module_name, executable, backend, int(compile_time_secs)
+                cache_key, module_name, executable, backend, seconds
             )
         except Exception as error:  # noqa: BLE001 (XLA cannot serialize every program)
             _LOG.debug("%s is not stored: %s", module_name, error)

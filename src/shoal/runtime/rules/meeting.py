@@ -423,7 +423,14 @@ class Meeting(Roster[To]):
         at = next(iter(gathering.arrived.values())).point.place
         shown = [(process, text[:_STACK_CHARACTERS]) for process, text in stacks.items()]
         since = gathering.line.failing
-        return TooLate(self._missing(gathering, now), by, given_s(timeout_s), at, shown, since)
+        return TooLate(
+            waiting=self._missing(gathering, now),
+            by=by,
+            timeout_s=given_s(timeout_s),
+            at=at,
+            stacks=shown,
+            since=since,
+        )
 
     def _missing(self, gathering: Gathering[To], now: float) -> StillMissing:
         missing = gathering.missing(self._gone)

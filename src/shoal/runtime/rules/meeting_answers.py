@@ -71,7 +71,7 @@ class MeetingSide(NamedTuple):
     def of_row(cls, row: Sequence[Any]) -> MeetingSide:
         """Undo its form in JSON."""
         name, operation, site, processes, fingerprint = row
-        return cls(name, operation, site, processes, Fingerprint.of(fingerprint))
+        return cls(name, operation, site, processes, fingerprint=Fingerprint.of(fingerprint))
 
     @property
     def compared_site(self) -> str:
@@ -349,7 +349,7 @@ def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
         case "deadline":
             by, timeout_s, at = facts["by"], facts["timeout_s"], facts["at"]
             waiting, stacks = StillMissing.of(facts), _pairs(facts["stacks"])
-            return TooLate(waiting, by, timeout_s, at, stacks, _since_of(facts))
+            return TooLate(waiting, by, timeout_s, at, stacks, since=_since_of(facts))
         case "abandoned":
             return CallLeft(facts["process"], facts["words"])
         case "lost" | "failed":

@@ -97,7 +97,7 @@ def departure_of(frame: Frame) -> Departure:
     header, words = frame.header, frame.body.decode(errors="replace")
     defaults = {"state": "lost", "how": "", "why": ""}
     state, how, why = (text_field({**defaults, **header}, name) for name in defaults)
-    return Departure(words, state, how, why, bool(header.get("follows")))
+    return Departure(words, state, how, why, follows=bool(header.get("follows")))
 
 
 def failed_of(frame: Frame) -> tuple[Departure, str]:
@@ -166,7 +166,7 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     timeout_s = number_field(header, "timeout_s")
     if "given_s" in header:
         timeout_s = Allowance(timeout_s, number_field(header, "given_s"))
-    return Arrival(point, timeout_s, step_of(header), ticket, after)
+    return Arrival(point, timeout_s, step=step_of(header), ticket=ticket, after=after)
 
 
 class ArrivalHeaders:

@@ -304,7 +304,15 @@ def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
         is_unnamed = side.name == call != "barrier" and (
             side.fingerprint is None or not some_unnamed or bool(side.compared_site)
         )
-        calls.append(Said(side.processes, "", call, "" if is_unnamed else name, side.site[:200]))
+        calls.append(
+            Said(
+                side.processes,
+                said="",
+                call=call,
+                name="" if is_unnamed else name,
+                site=side.site[:200],
+            )
+        )
     return calls
 
 

@@ -79,10 +79,10 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
     kind, _, function = name.partition("_")
     return CompiledProgram(
         digest,
-        (f"{kind}({function})" if function else name)[:_MOST_TEXT],
-        (f"{shown} and {more} more" if more > 0 else shown)[:_MOST_TEXT],
-        len(device_ids),
-        site[:_MOST_TEXT],
+        name=(f"{kind}({function})" if function else name)[:_MOST_TEXT],
+        types=(f"{shown} and {more} more" if more > 0 else shown)[:_MOST_TEXT],
+        num_devices=len(device_ids),
+        site=site[:_MOST_TEXT],
     )
 
 
@@ -302,7 +302,9 @@ it, it may wait for the others']
             other = self._instead(one, known)
             have = tuple(sorted(one.have))
             if other is None:
-                yield ProgramDifference(one.program, have, tuple(lack), members, None)
+                yield ProgramDifference(
+                    one.program, have, lack=tuple(lack), owners=members, instead=None
+                )
             else:
                 paired.add(other.program.digest)
                 theirs = tuple(sorted(other.have))

@@ -327,7 +327,11 @@ train.py:14'
             processes_at.setdefault((_LEFT, line_of(where), order, 0), []).append(process)
         groups = [
             StalledGroup(
-                tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
+                processes=tuple(processes),
+                how=how,
+                site=site,
+                source=sources.get(site, ""),
+                order=(order, len(processes), tie),
             )
             for (how, site, order, tie), processes in processes_at.items()
         ]

@@ -462,8 +462,8 @@ class Stop:
                 one.given.reason,
                 one.given.source,
                 one.process,
-                None if one.due is None else max(0.0, one.due - now),
-                step,
+                deadline_s=None if one.due is None else max(0.0, one.due - now),
+                step=step,
             )
             for one in heard
         ]

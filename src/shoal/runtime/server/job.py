@@ -208,7 +208,7 @@ class ServedJob:
     def end(self, process: int, trails: Sequence[TrailMarks], to: Connection, ticket: int) -> None:
         """Take the trails of a process whose program has ended in order, and which waits for the
         differences."""
-        self._endings.end(self.now(), process, trails, to, ticket)
+        self._endings.end(now=self.now(), process=process, trails=trails, to=to, ticket=ticket)
         self._answer_ended()
 
     def _answer_ended(self) -> None:
@@ -411,7 +411,9 @@ class ServedJob:
         ]
         before = self._reporting.expected
         self._answer_reporters(
-            self._reporting.ask(self.now(), process, to, ticket, living, waits=waits)
+            self._reporting.ask(
+                now=self.now(), process=process, to=to, ticket=ticket, living=living, waits=waits
+            )
         )
         expected = self._reporting.expected
         if expected not in (None, before, process):

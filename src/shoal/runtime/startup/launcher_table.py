@@ -414,12 +414,12 @@ _PMIX = (
 
 LAUNCHERS = (
     Launcher(
-        "SHOAL_*",
-        ("SHOAL_PROCESS_ID", POD_INDEX),
-        ("SHOAL_NUM_PROCESSES",),
-        _pod_address,
-        ("LOCAL_RANK",),  # `shoal run` sets torchrun's, too
-        ("LOCAL_WORLD_SIZE",),
+        name="SHOAL_*",
+        indices=("SHOAL_PROCESS_ID", POD_INDEX),
+        counts=("SHOAL_NUM_PROCESSES",),
+        address=_pod_address,
+        local_indices=("LOCAL_RANK",),  # `shoal run` sets torchrun's, too
+        local_counts=("LOCAL_WORLD_SIZE",),
         completed=pods_completing("SHOAL_PROCESS_ID", "SHOAL_NUM_PROCESSES"),
     ),
     Launcher(
@@ -437,12 +437,12 @@ LAUNCHERS = (
         completed=dtensor_completed,
     ),
     Launcher(
-        "torchrun",
-        ("RANK",),
-        ("WORLD_SIZE",),
-        _torchrun_address,
-        ("LOCAL_RANK",),
-        ("LOCAL_WORLD_SIZE",),
+        name="torchrun",
+        indices=("RANK",),
+        counts=("WORLD_SIZE",),
+        address=_torchrun_address,
+        local_indices=("LOCAL_RANK",),
+        local_counts=("LOCAL_WORLD_SIZE",),
         job=("TORCHELASTIC_RUN_ID",),
     ),
     Launcher(
@@ -456,22 +456,22 @@ LAUNCHERS = (
     ),
     Launcher("PRRTE", ("PMIX_RANK",), (), needs=("PRTE_LAUNCHED",), advice=_PMIX),
     Launcher(
-        "MPICH",
-        ("PMI_RANK",),
-        ("PMI_SIZE",),
-        _pmi_address,
-        ("MPI_LOCALRANKID",),
-        ("MPI_LOCALNRANKS",),
+        name="MPICH",
+        indices=("PMI_RANK",),
+        counts=("PMI_SIZE",),
+        address=_pmi_address,
+        local_indices=("MPI_LOCALRANKID",),
+        local_counts=("MPI_LOCALNRANKS",),
         job=("PMI_JOBID",),
         daemon="hydra_pmi_proxy",
     ),
     Launcher(
-        "Slurm step",
-        ("SLURM_PROCID",),
-        ("SLURM_STEP_NUM_TASKS",),
-        _slurm_address,
-        ("SLURM_LOCALID",),
-        (SLURM_LOCAL_COUNT,),
+        name="Slurm step",
+        indices=("SLURM_PROCID",),
+        counts=("SLURM_STEP_NUM_TASKS",),
+        address=_slurm_address,
+        local_indices=("SLURM_LOCALID",),
+        local_counts=(SLURM_LOCAL_COUNT,),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         no_job=("SLURM_PROCID=0",),  # a batch script, which is not a step of several processes
         binds_devices=binds_gpus,

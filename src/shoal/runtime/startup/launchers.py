@@ -293,7 +293,13 @@ def _of_launcher(launcher: Launcher, env: Environment, problems: list[str]) -> _
         return None
     index = whole(at, variables[at], 0, problems) if at else None
     count = whole(of, variables[of], 1, problems) if of else None
-    return _Numbers(0 if count == 1 else index, count, words, launcher, env)
+    return _Numbers(
+        process=0 if count == 1 else index,
+        num_processes=count,
+        words=words,
+        launcher=launcher,
+        env=env,
+    )
 
 
 def _local_place(

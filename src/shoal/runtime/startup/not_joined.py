@@ -146,7 +146,13 @@ def _marked() -> _MarkedMember | None:
     """Return the mark that this process has inherited."""
     try:
         process, pid, started_ticks, namespace, *jobs = os.environ.get(_MARK, "").split(" ")
-        return _MarkedMember(int(process), int(pid), int(started_ticks), namespace, frozenset(jobs))
+        return _MarkedMember(
+            process=int(process),
+            pid=int(pid),
+            started_ticks=int(started_ticks),
+            namespace=namespace,
+            jobs=frozenset(jobs),
+        )
     except ValueError:
         return None
 

@@ -161,7 +161,15 @@ def parse(text: str) -> tuple[Fault, ...]:
         point, process, turn, kind, value = match.groups(default="")
         problems += [f"{entry!r}: {words}" for words in _wrong(point, turn, kind, value)]
         number = _EVERY if turn == "*" else int(turn or 1)
-        faults.append(Fault(point, int(process) if process else None, number, kind, value))
+        faults.append(
+            Fault(
+                point,
+                process=int(process) if process else None,
+                turn=number,
+                kind=kind,
+                value=value,
+            )
+        )
     raise_all(VARIABLE, problems)
     return tuple(faults)
 

@@ -78,7 +78,13 @@ def _read(pid: int) -> ProcessStatus | None:
     try:
         fields = _fields(f"/proc/{pid}/stat")
         parent, session, num_threads, started = (int(fields[at]) for at in (1, 3, 17, 19))
-        return ProcessStatus(fields[0].decode(), parent, session, started, num_threads)
+        return ProcessStatus(
+            state=fields[0].decode(),
+            parent=parent,
+            session=session,
+            started_ticks=started,
+            num_threads=num_threads,
+        )
     except (OSError, IndexError):
         return None  # it has ended, perhaps meanwhile
 
@@ -209,7 +215,7 @@ def adopt_orphans() -> None:
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:

@@ -105,7 +105,9 @@ class Introduction:
           FrameError: it is wrong.
         """
         given = answer.header.get("proof")
-        if not is_proof(given, self._secret, "server", self._server_nonce, self._first):
+        if not is_proof(
+            given, self._secret, role="server", server_nonce=self._server_nonce, first=self._first
+        ):
             raise FrameError("it does not know the token of this job")
 
 
