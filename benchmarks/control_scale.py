@@ -67,7 +67,7 @@ def lane(index: int) -> dict[str, Any]:
 
 def arrival(step: int) -> dict[str, Any]:
     """Return the header of an arrival."""
-    point = Point("b", fingerprint="barrier", site="train.py:31 (main)")
+    point = Point("b", operation="barrier", site="train.py:31 (main)")
     return {"step": step, "do": "arrive", "timeout_s": 60.0, "point": point}
 
 

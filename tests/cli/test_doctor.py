@@ -30,11 +30,6 @@ JOB = of_processes(
         (["-n", "0"], "-n 0 must be a whole number, at least 1"),
         (["--devices", "2"], "--devices 2 is for the processes of -n N"),
         (["-n", "2", "--alone"], "--alone is for one of several processes: leave out -n"),
-        (
-            ["s3://b/run"],
-            "takes no argument 's3://b/run': to check that all share a directory or a bucket, "
-            "pass --shared s3://b/run",
-        ),
         (["--timeout", "0"], "--timeout 0 must be a positive number of seconds"),
     ],
 )

@@ -245,7 +245,12 @@ def test_devices_of_other_processes_are_not_compared(monkeypatch):
 def test_a_process_sends_16_bytes(monkeypatch):
     sent = []
     real = module.meet
-    monkeypatch.setattr(module, "meet", lambda *given: sent.append(given[2]) or real(*given))
+
+    def meet(*given, payload, **more):
+        sent.append(payload)
+        return real(*given, payload=payload, **more)
+
+    monkeypatch.setattr(module, "meet", meet)
     check_replicas({f"{n}": replicas(np.ones(SHAPE, "f4"), ()) for n in range(40)})
     assert [len(payload) for payload in sent] == [16]
 

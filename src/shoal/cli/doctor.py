@@ -84,7 +84,6 @@ Exit code:
 _FOUND = 1
 _INTERRUPTED = 130
 
-_Given = Annotated[str | None, typer.Argument(hidden=True)]  # it takes none
 _Processes = Annotated[
     str | None,
     typer.Option(
@@ -113,7 +112,6 @@ _To = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def doctor(
-    given: _Given = None,
     processes: _Processes = None,
     devices: _Devices = None,
     as_json: _AsJson = False,
@@ -123,7 +121,7 @@ def doctor(
     to: _To = None,
 ) -> None:
     """Find why a job does not start."""
-    _check(given, processes, devices, timeout_s, alone)
+    _check(processes, devices, timeout_s, alone)
     urls = [one for one in shared or () if is_address(one)]
     folders = tuple(one for one in shared or () if one not in urls)
     for folder in folders:
@@ -157,13 +155,8 @@ def _until_interrupted() -> Iterator[None]:
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _check(
-    given: str | None, processes: str | None, devices: str | None, timeout_s: float, alone: bool
-) -> None:
+def _check(processes: str | None, devices: str | None, timeout_s: float, alone: bool) -> None:
     problems = []
-    if given is not None:
-        advice = f"to check that all share a directory or a bucket, pass --shared {given}"
-        problems.append(f"takes no argument {given!r}: {advice}")
     for option, value in (("-n", processes), ("--devices", devices)):
         if value is not None and not (value.isascii() and value.isdigit() and int(value) >= 1):
             problems.append(f"{option} {value} must be a whole number, at least 1")

@@ -194,7 +194,7 @@ def _why_silent(member: Member) -> str:
 
 def _once(line: str, said: Sequence[str]) -> str:
     """Return a line without the exceptions of other processes, each of which has its own line."""
-    for words in said:
+    for words in sorted(said, key=len, reverse=True):  # one may begin another
         line = line.replace(f" raised {words}", " failed") if words else line
     return line
 

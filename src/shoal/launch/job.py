@@ -111,6 +111,7 @@ class Job:
         self._is_of_services = False  # the trouble
         self._is_service_killed = False  # by a signal from outside, which is the trouble
         self._remaining = ""  # the processes that exist in spite of SIGKILL
+        self._is_reaping = False  # all have got SIGKILL, and nothing more ends them
         self._outliving: Outliving | None = None
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._passed_on_s = math.inf  # when the request to end was passed on
@@ -360,7 +361,8 @@ class Job:
     @property
     def _is_ending(self) -> bool:
         """Return whether the end of the living processes is scheduled."""
-        return min(self._terminate_at_s, self._kill_at_s, self._killed_s) < math.inf
+        when = min(self._terminate_at_s, self._kill_at_s, self._killed_s)
+        return self._is_reaping or when < math.inf
 
     def _begin_aftermath(self) -> None:
         """Schedule the end after the first failure; the other processes learn of it until then."""
@@ -514,10 +516,13 @@ class Job:
         """Wait for what SIGKILL has not ended yet, if a new attempt may follow."""
         words = self._remaining_words()
         has_failed = any(process.code != 0 for process in self._processes.all)
-        if words and has_failed and not (self._is_last or self._interrupted):
+        restarts = self._order.restarts
+        may_follow = not self._is_last or (restarts is not None and restarts.after_preemption)
+        if words and has_failed and may_follow and not self._interrupted:
             limit = f"a new attempt waits for that, {_REAPED_S:g} s at most"
             self._print(f"SIGKILL has not ended {words} yet: {limit}")
-            self._killed_s, until_s = math.inf, time.monotonic() + _REAPED_S
+            self._without_deadlines()
+            self._is_reaping, until_s = True, time.monotonic() + _REAPED_S
             self._watch(lambda: self._remaining_words() and not self._interrupted, until_s, _POLL_S)
         self._remaining = self._remaining_words()
 

@@ -202,7 +202,10 @@ def write_failure(log_dir: str, failure: JobFailure) -> str:
 
 def shown_path(folder: str) -> str:
     """Return a directory as a report shows it: relative to this one where it is within that."""
-    here = os.path.relpath(folder)
+    try:
+        here = os.path.relpath(folder)
+    except OSError:  # this directory was removed
+        return folder
     return folder if here.startswith(os.pardir) else min(folder, here, key=len)
 
 

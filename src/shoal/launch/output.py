@@ -216,6 +216,7 @@ class LineStream:
             data = data[found.end() :]
             if self._display is not None:
                 self._display.end_line()
+            self._log_unfinished()
             self._for_log = max(0, self._for_log + (1 if found[0] == BEGIN else -1))
         at = data.find(_ESCAPE, max(0, len(data) - _MARK_BYTES))
         while at >= 0 and not any(mark.startswith(data[at:]) for mark in (BEGIN, END)):
@@ -258,7 +259,7 @@ class LineStream:
         self.due_s = None
 
     def _log_unfinished(self) -> None:
-        self._log.write(self._unlogged)
+        self._log.write(self._unlogged, is_of_program=not self._for_log)
         self._unlogged = b""
 
 

@@ -130,8 +130,8 @@ def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, mo
     assert Checkpoints(tmp_path, coordinator=alone)._saver._lease_s == 10.0
     seen, begin = [], lease.ProgressReporter.__init__
 
-    def begins(self, *arguments):
-        begin(self, *arguments)
+    def begins(self, *arguments, **options):
+        begin(self, *arguments, **options)
         seen.append(self._every_s)
 
     monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)

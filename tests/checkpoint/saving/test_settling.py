@@ -13,7 +13,7 @@ from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.save import request_of, save
-from shoal.checkpoint.saving.save_members import SaveAttempt, SaveMembers
+from shoal.checkpoint.saving.save_members import MeetingFailed, SaveAttempt, SaveMembers
 from shoal.errors import ProcessLostError, SaveAbortedError, StorageError
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.in_process import LocalJob
@@ -121,4 +121,32 @@ def test_a_storage_that_fails_while_settling_leaves_no_error_of_its_own(path, mo
     cause = ProcessLostError("process 0 is lost", lost={0: "killed"})
     words = "whether it was committed is not known, since the storage fails .503 Slow Down"
     with pytest.raises(SaveAbortedError, match=words):
-        save_members.settle(attempt, "commit", cause, has_part=True)
+        save_members.settle(attempt, MeetingFailed("commit", cause, None), has_part=True)
+
+
+def test_an_fsync_that_failed_before_a_process_was_lost_is_not_tried_again(path):
+    """The lead's fsync after the link failed, and the rendezvous that would say so fails, too."""
+    one, folder = Save("00000000000a", 7), LocalFolder(path)
+    one.save(folder)
+    request = request_of(path, step=5, timeout_s=1.0)
+    attempt = attempt_of(LocalJob(2).coordinators[0], request, one.attempt)
+    met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
+    failed = MeetingFailed("commit", ProcessLostError("gone", lost={1: "killed"}), met)
+    with pytest.raises(StorageError, match="a crash of this host may undo that"):
+        save_members.settle(attempt, failed, has_part=True)
+
+
+def test_a_wait_in_a_save_is_shown_as_save(path, monkeypatch):
+    """The phase and the lane of its own are compared, and not shown."""
+    coordinator, points = LocalJob(1).coordinators[0], []
+    arrive = coordinator.arrive
+
+    def recorded(point, *given, **options):
+        points.append(point)
+        return arrive(point, *given, **options)
+
+    monkeypatch.setattr(coordinator, "arrive", recorded)
+    save.on(coordinator, path, TREE)
+    assert {point.place.partition(" (")[0] for point in points} == {"save"}
+    assert {point.call for point in points} == {"save"}
+    assert len({point.fingerprint for point in points}) > 3

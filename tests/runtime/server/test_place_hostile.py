@@ -272,9 +272,9 @@ def test_a_proof_cannot_be_sent_back(place):
 
 
 def test_a_hello_of_another_protocol_is_refused_for_that(place):
-    told = place.process(0, protocol=9).told()
+    told = place.process(0, protocol=99).told()
     assert told["is"] == "refused"
-    assert f"speaks protocol 9, the coordinator {PROTOCOL}" in told["body"]
+    assert f"speaks protocol 99, the coordinator {PROTOCOL}" in told["body"]
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_s": 10**400}, {"host": "\ud800"}])

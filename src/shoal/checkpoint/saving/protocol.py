@@ -148,7 +148,7 @@ def _run(attempt: SaveAttempt, taken: Future[Snapshot], beat: LeaseKeeper) -> Co
             if members.is_lead:
                 exchange.payload = encode_commit(_commit(attempt))
     except MeetingFailed as failed:
-        return save_members.settle(attempt, failed.phase, failed.cause, has_part=has_part)
+        return save_members.settle(attempt, failed, has_part=has_part)
     return decode_commit(exchange.answers[members.group.lead])
 
 

@@ -33,7 +33,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.system.failure_words import listed, peers_named
 
 _SHOWN_HOSTS = 8
@@ -162,12 +162,13 @@ def _blamed(cause: ShoalError) -> tuple[int, ...]:
 
 
 class MeetingFailed(Exception):
-    """The rendezvous at the end of a phase failed."""
+    """The rendezvous at the end of a phase failed. `problem`: what this process met with before."""
 
-    def __init__(self, phase: str, cause: ShoalError) -> None:
+    def __init__(self, phase: str, cause: ShoalError, problem: Exception | None) -> None:
         super().__init__(str(cause))
         self.phase = phase
         self.cause = cause
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -199,16 +200,21 @@ class SaveAttempt:
         except Exception as error:  # noqa: BLE001 - raised below, on all
             problem, exchange.payload = error, encode_error(error)
         # Reports show the user's call; its part is compared, and not shown.
-        mark, site = f"save: {self.id} {point}", members.request.site
+        part = Fingerprint(site="", digest="", text=f"{self.id} {point}")
         at = Point(
-            name="save", group=members.group.named, lane=self.lane, operation=mark, site=site
+            name="save",
+            group=members.group.named,
+            lane=self.lane,
+            operation="save",
+            site=members.request.site,
+            fingerprint=part,
         )
         try:
             exchange.answers = members.coordinator.arrive(
                 at, exchange.payload, timeout_s=members.request.waits.left_s
             )
         except ShoalError as error:
-            raise MeetingFailed(phase, error) from problem
+            raise MeetingFailed(phase, error, problem) from problem
         if failed_processes(exchange.answers) and members.is_lead and phase != "commit":
             try_abandon(self)
         try:
@@ -239,7 +245,7 @@ class SaveAttempt:
 _LOG = logging.getLogger("shoal")
 
 
-def settle(attempt: SaveAttempt, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
+def settle(attempt: SaveAttempt, failed: MeetingFailed, *, has_part: bool) -> Commit:
     """Commit the attempt if all parts are there, else end it; all processes may call it at once.
 
     Args:
@@ -249,8 +255,8 @@ def settle(attempt: SaveAttempt, phase: str, cause: ShoalError, *, has_part: boo
       SaveAbortedError: it was not committed, and can no longer be.
       StorageError: it is committed, but may not survive a crash.
     """
-    store, problem = attempt.store, None
-    if has_part:
+    store, cause, problem = attempt.store, failed.cause, failed.problem
+    if has_part and not isinstance(problem, StorageError):  # an fsync that failed is not repeated
         if not isinstance(cause, DeadlineError | DivergenceError):
             _wait_for_parts(attempt, cause)
         try:
@@ -260,7 +266,7 @@ def settle(attempt: SaveAttempt, phase: str, cause: ShoalError, *, has_part: boo
             problem = error
     end = ended_by(attempt, problem)
     if end.commit is None:
-        raise attempt.members.aborted(phase, cause, doubt=end.doubt) from cause
+        raise attempt.members.aborted(failed.phase, cause, doubt=end.doubt) from cause
     return end.commit
 
 

@@ -299,7 +299,12 @@ def _layout_text(sharding: Any, rank: int) -> str:
 def _everywhere(shape: tuple[int, ...], num_processes: int) -> ShardMap:
     origin = np.zeros((1, len(shape)), np.int64)
     extent = np.array([shape], np.int64).reshape(1, len(shape))
-    return ShardMap(origin, extent, (tuple(range(num_processes)),))
+    return ShardMap(origin, extent, (_all_of(num_processes),))
+
+
+@lru_cache(maxsize=1)
+def _all_of(num_processes: int) -> tuple[int, ...]:
+    return tuple(range(num_processes))
 
 
 @lru_cache(maxsize=4096)

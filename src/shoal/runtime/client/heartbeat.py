@@ -35,7 +35,7 @@ from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.stacks import seen, stacks
 from shoal.runtime.wire.connection import Channel
-from shoal.runtime.wire.frames import Frame, text_field, whole_field
+from shoal.runtime.wire.frames import Frame, FrameError, text_field, whole_field
 from shoal.runtime.wire.socket_calls import LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
@@ -241,7 +241,10 @@ class Watcher:
 
     def _note_programs(self, frame: Frame) -> None:
         """Keep the differences in compiled programs for the report of a hang."""
-        self._watched.programs.differences = frame.header.get("programs", ())
+        lines = frame.header.get("programs", [])
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise FrameError("field 'programs' is not a list of texts")
+        self._watched.programs.differences = lines
 
     def _left(self, _frame: Frame) -> None:
         if self.stall is not None:

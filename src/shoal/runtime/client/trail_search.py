@@ -6,6 +6,7 @@ specification (see `agreement`). If the rounds fail, the error shows what is kno
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +30,7 @@ from shoal.runtime.rules.first_difference import (
     ENDED,
     MAX_GROUPS_SHOWN,
     Meet,
+    OutOfStepError,
     find_first,
     find_line,
     highest,
@@ -186,6 +188,27 @@ def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail
     return coordinator.trails.start_anew(point, base)
 
 
+class _Made(NamedTuple):
+    """The call that a process made, where trails differ first; without one, empty."""
+
+    operation: str = ""
+    site: str = ""
+    step: int | None = None
+
+    @classmethod
+    def of(cls, sent: bytes) -> _Made:
+        """Undo its form in JSON.
+
+        Raises:
+          OutOfStepError: it is none, so the other process is not in this round.
+        """
+        with contextlib.suppress(ValueError):
+            match json.loads(sent):
+                case [str(operation), str(site), int() | None as step]:
+                    return cls(operation, site, step)
+        raise OutOfStepError("no call")
+
+
 def _search(
     meet: Meet, mine: Trail | None, sides: Sequence[TrailVersion], representatives: Sequence[int]
 ) -> _Shown | None:
@@ -199,11 +222,11 @@ def _search(
         advice = f"They differ before call {first}: earlier calls are not kept on all."
         return _Shown([_unexplained(side, None) for side in sides], advice=advice)
     entry = None if mine is None else mine.entry(number)
-    sent = _NO_CALL if entry is None else (entry.operation, entry.site, entry.step)
-    answers = meet(json.dumps(sent).encode())
-    made = [json.loads(answers[process]) for process in representatives]
-    calls = [Said((), call=operation, site=site) for operation, site, _ in made]
-    step = min((step for *_, step in made if step is not None), default=None)
+    own = _Made() if entry is None else _Made(entry.operation, entry.site, entry.step)
+    answers = meet(json.dumps(own).encode())
+    made = [_Made.of(answers[process]) for process in representatives]
+    calls = [Said((), call=one.operation, site=one.site) for one in made]
+    step = min((one.step for one in made if one.step is not None), default=None)
     if len({*calls}) > 1:
         ended = [Said((), f"(no call: {_end(side)} first)") for side in sides]
         rows = [row if row.call else end for row, end in zip(calls, ended, strict=False)]
@@ -261,7 +284,6 @@ def _unexplained(side: TrailVersion, mine: Trail | None) -> Said:
 # take no part in the search, fetch it there. Nothing is sent unless there is a difference.
 
 
-_NO_CALL = ("", "", None)  # the operation, call site and step of a process that made none
 _PAUSES_S = (0.002, 0.1)  # between two queries: the first, and the longest
 
 Search = Callable[[Meet, Sequence[int]], Any]  # by rounds, between these representatives

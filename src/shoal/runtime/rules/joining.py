@@ -18,7 +18,7 @@ from shoal.runtime.system.failure_words import Refusal, listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 from shoal.runtime.wire.proof import WRONG_TOKEN
 
-PROTOCOL = 8
+PROTOCOL = 9
 # The indented lines are printed as they are, for people to paste.
 REMEDY = """\
 set SHOAL_TOKEN to one secret for all processes; make it once, and use it on every host:

@@ -221,7 +221,7 @@ it, it may wait for the others']
     def __init__(self, num_processes: int) -> None:
         self._all = tuple(range(num_processes))
         self._known: dict[Owners, dict[str, _Partial]] = {}  # in the order of their first note
-        self._reports: dict[tuple[Owners, int], _Report] = {}
+        self._reports: dict[Owners, dict[int, _Report]] = {}
 
     def receive(self, process: int, noted: Iterable[Noted]) -> bool:
         """Take the notes of a process; return whether a difference counts from now on."""
@@ -230,7 +230,7 @@ it, it may wait for the others']
     def _receive(self, process: int, noted: Noted) -> bool:
         owners = noted.owners
         known = self._known.setdefault(owners, {})
-        report = self._reports.setdefault((owners, process), _Report())
+        report = self._reports.setdefault(owners, {}).setdefault(process, _Report())
         report.met, report.total = noted.met, noted.total
         for program, met in noted.programs:
             report.received += 1
@@ -261,11 +261,11 @@ it, it may wait for the others']
         if not partial:  # nearly always
             return False
         members = owners or self._all
-        reports = [self._reports.get((owners, process)) for process in members]
-        least = min(one.met for one in reports if one is not None)
+        reports = self._reports[owners]
+        least = min(reports[process].met for process in members if process in reports)
         for one in partial:
             has_met = least >= one.met + _MEETINGS
-            one.counts = has_met and any(self._lacks(p, owners, one) for p in members)
+            one.counts = has_met and any(self._lacks(p, reports, one) for p in members)
         return any(one.counts for one in partial)
 
     def lines(self, *, still: Collection[int] | None = None) -> list[str]:
@@ -291,11 +291,12 @@ it, it may wait for the others']
     def _of(
         self, owners: Owners, known: Mapping[str, _Partial], still: Collection[int] | None
     ) -> Iterator[ProgramDifference]:
-        members, paired = owners or self._all, set[str]()
+        members, reports = owners or self._all, self._reports.get(owners, {})
+        paired = set[str]()
         for digest, one in known.items():
             if still is None and not one.counts:
                 continue
-            lack = [process for process in members if self._lacks(process, owners, one)]
+            lack = [process for process in members if self._lacks(process, reports, one)]
             is_shown = one.counts or not {*lack}.isdisjoint(still or ())
             if digest in paired or not lack or not is_shown:
                 continue
@@ -310,9 +311,9 @@ it, it may wait for the others']
                 theirs = tuple(sorted(other.have))
                 yield ProgramDifference(one.program, have, theirs, members, other.program)
 
-    def _lacks(self, process: int, owners: Owners, one: _Partial) -> bool:
+    def _lacks(self, process: int, reports: Mapping[int, _Report], one: _Partial) -> bool:
         """Return whether a process has not compiled a program, as far as it has reported."""
-        report = self._reports.get((owners, process))
+        report = reports.get(process)
         return process not in one.have and report is not None and report.is_whole
 
     def _instead(self, one: _Partial, known: Mapping[str, _Partial]) -> _Partial | None:

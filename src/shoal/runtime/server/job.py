@@ -307,7 +307,7 @@ class ServedJob:
             self.mail.answer(replies)
         name = f"process {process} ({self.joining.hosts[process]})"
         if state != "left":
-            self.mail.push_gone(process, name, meeting.departure(process), self._shown_programs())
+            self.mail.push_gone(process, name, meeting.departure(process), self._shown_programs)
         elif not self._has_left:  # the first one: at the end of a large job all leave at once
             self._has_left = True
             self.mail.push(self.mail.lives, pack_frame({"is": "left"}))
@@ -344,7 +344,7 @@ class ServedJob:
             return
         self.mail.answer(self.meeting.lose_service(self.now(), name, words))
         departure = Departure(words, "lost", why=words)
-        self.mail.push_gone(None, name, departure, self._shown_programs())
+        self.mail.push_gone(None, name, departure, self._shown_programs)
         self._endings.lose()
         self._answer_ended()
 
@@ -592,13 +592,17 @@ class JobMail:
             self.send(life.connection, frame)
 
     def push_gone(
-        self, process: int | None, name: str, departure: Departure, more: Mapping[str, Any]
+        self,
+        process: int | None,
+        name: str,
+        departure: Departure,
+        more: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Notify all living processes of a loss. `more`: further fields of the header."""
+        """Notify all living processes of a loss. `more` returns further fields of the header."""
         self._reported_gone += 1
         if self._reported_gone <= _MOST_GONE or process is None:
             header = {"is": "gone", "process": process, "name": name}
-            header |= {**departure_header(departure), **more}
+            header |= {**departure_header(departure), **more()}
             self.push(self.lives, pack_frame(header, departure.words.encode(errors="replace")))
 
     def request_stacks(self, requests: Iterable[tuple[int, int]]) -> None:
