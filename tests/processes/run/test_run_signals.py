@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -276,3 +277,32 @@ def test_sigquit_runs_the_handlers_as_under_other_launchers(launch, name):
     launch.popen.send_signal(signal.SIGQUIT)
     finished = launch.finish()
     assert len([*launch.folder.glob("saved*")]) == 2, finished
+
+
+ONE_PROCESS = {
+    "shoal run": [sys.executable, "-m", "shoal", "run", "-n", "1", "--no-prefix", "script.py"],
+    "torchrun": [str(BESIDE / "torchrun"), "--nproc-per-node", "1", "script.py"],
+    "MPICH": [str(BESIDE / "mpiexec.hydra"), "-n", "1", sys.executable, "script.py"],
+}
+BYTES = random.Random(7).randbytes(300_000)
+
+
+@pytest.mark.parametrize("name", ONE_PROCESS)
+def test_bytes_and_a_handled_sigterm_are_as_under_other_launchers(launch, name):
+    """The bytes of one process arrive as written, and a job that SIGTERM ended is no success."""
+    command = ONE_PROCESS[name]
+    if not os.path.exists(command[0]):
+        pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    write = "sys.stdout.buffer.write(random.Random(7).randbytes(300_000)); sys.stdout.flush()\n"
+    handle = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+    script = f"import random, sys\n{HEAD_OF_ANY}{handle}{write}time.sleep(600)\n"
+    (launch.folder / "script.py").write_text(script)
+    launch.popen = subprocess.Popen(
+        command, cwd=launch.folder, env=launch.env, stdin=-3, stdout=-1, stderr=-1
+    )
+    assert launch.popen.stdout.read(len(BYTES)) == BYTES
+    launch.popen.send_signal(signal.SIGTERM)
+    rest, _ = launch.popen.communicate(timeout=60)
+    assert rest == b""
+    if name != "MPICH":  # which returns what its processes do
+        assert launch.popen.returncode != 0
