@@ -523,7 +523,11 @@ class Job:
             self._print(f"SIGKILL has not ended {words} yet: {limit}")
             self._without_deadlines()
             self._is_reaping, until_s = True, time.monotonic() + _REAPED_S
-            self._watch(lambda: self._remaining_words() and not self._interrupted, until_s, _POLL_S)
+            self._watch(
+                lambda: (self._processes.alive or self._leftovers()) and not self._interrupted,
+                until_s,
+                _POLL_S,
+            )
         self._remaining = self._remaining_words()
 
     def _remaining_words(self) -> str:

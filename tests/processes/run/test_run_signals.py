@@ -261,11 +261,16 @@ OTHER_LAUNCHERS = {  # not MPICH 5, whose mpiexec.hydra passes it on, or hangs (
 }
 
 
+def installed(launchers, name):
+    """Return the command of a launcher, if it is installed beside this Python."""
+    if not os.path.exists(launchers[name][0]):
+        pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    return launchers[name]
+
+
 @pytest.mark.parametrize("name", OTHER_LAUNCHERS)
 def test_sigquit_runs_the_handlers_as_under_other_launchers(launch, name):
-    command = OTHER_LAUNCHERS[name]
-    if not os.path.exists(command[0]):
-        pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    command = installed(OTHER_LAUNCHERS, name)
     saves = "lambda *_: (os.open(f'saved{os.getpid()}', os.O_CREAT), os._exit(0))"
     script = f"{HEAD_OF_ANY}signal.signal(signal.SIGQUIT, {saves})\n{SLEEP}"
     (launch.folder / "script.py").write_text(script)
@@ -290,9 +295,7 @@ BYTES = random.Random(7).randbytes(300_000)
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_bytes_and_a_handled_sigterm_are_as_under_other_launchers(launch, name):
     """The bytes of one process arrive as written, and a job that SIGTERM ended is no success."""
-    command = ONE_PROCESS[name]
-    if not os.path.exists(command[0]):
-        pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    command = installed(ONE_PROCESS, name)
     write = "sys.stdout.buffer.write(random.Random(7).randbytes(300_000)); sys.stdout.flush()\n"
     handle = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
     script = f"import random, sys\n{HEAD_OF_ANY}{handle}{write}time.sleep(600)\n"

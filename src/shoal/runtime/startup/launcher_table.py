@@ -423,17 +423,17 @@ LAUNCHERS = (
         completed=pods_completing("SHOAL_PROCESS_ID", "SHOAL_NUM_PROCESSES"),
     ),
     Launcher(
-        "JAX_*",
-        ("JAX_PROCESS_ID", POD_INDEX),
-        ("JAX_NUM_PROCESSES",),
-        _pod_address,
+        name="JAX_*",
+        indices=("JAX_PROCESS_ID", POD_INDEX),
+        counts=("JAX_NUM_PROCESSES",),
+        address=_pod_address,
         completed=pods_completing("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     ),
     Launcher(
-        "DTensor",
-        (DTENSOR_INDEX,),
-        (DTENSOR_COUNT,),
-        dtensor_address,
+        name="DTensor",
+        indices=(DTENSOR_INDEX,),
+        counts=(DTENSOR_COUNT,),
+        address=dtensor_address,
         completed=dtensor_completed,
     ),
     Launcher(
@@ -446,15 +446,17 @@ LAUNCHERS = (
         job=("TORCHELASTIC_RUN_ID",),
     ),
     Launcher(
-        "Open MPI",
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_SIZE",),
+        name="Open MPI",
+        indices=("OMPI_COMM_WORLD_RANK",),
+        counts=("OMPI_COMM_WORLD_SIZE",),
         same_index=("PMIX_RANK",),
         local_indices=("OMPI_COMM_WORLD_LOCAL_RANK",),
         local_counts=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         job=("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"),
     ),
-    Launcher("PRRTE", ("PMIX_RANK",), (), needs=("PRTE_LAUNCHED",), advice=_PMIX),
+    Launcher(
+        name="PRRTE", indices=("PMIX_RANK",), counts=(), needs=("PRTE_LAUNCHED",), advice=_PMIX
+    ),
     Launcher(
         name="MPICH",
         indices=("PMI_RANK",),
@@ -477,13 +479,21 @@ LAUNCHERS = (
         binds_devices=binds_gpus,
         completed=slurm_completed,
     ),
-    Launcher("TPU", (TPU_INDEX,), (TPU_COUNT,), tpu_address,
-             completed=tpu_completed),
     Launcher(
-        "Kubernetes", (POD_OWN,), (), needs=("KUBERNETES_SERVICE_HOST",),
+        name="TPU",
+        indices=(TPU_INDEX,),
+        counts=(TPU_COUNT,),
+        address=tpu_address,
+        completed=tpu_completed,
+    ),
+    Launcher(
+        name="Kubernetes",
+        indices=(POD_OWN,),
+        counts=(),
+        needs=("KUBERNETES_SERVICE_HOST",),
         advice="let the manifest set SHOAL_NUM_PROCESSES to the Job's parallelism, or to 1 where "
         "each pod is a job of its own",
         shows_job=False,  # the pods of an indexed Job may be independent
     ),
-    Launcher("PMIx", ("PMIX_RANK",), (), advice=_PMIX),
+    Launcher(name="PMIx", indices=("PMIX_RANK",), counts=(), advice=_PMIX),
 )  # fmt: skip
