@@ -45,10 +45,11 @@ PARTS = ["known", "reaped", "started", "imported", "initialized", "restored", "l
 PARTS += ["compiled", "step"]
 LOOP = """
 for attempt in 0 1 2 3 4; do
-  export ATTEMPT=$attempt ADDRESS=127.0.0.1:$((PORT + attempt)) failed=0
-  for process in 0 1 2 3; do PROCESS=$process "$@" & done
-  for process in 0 1 2 3; do wait -n || { failed=1; kill -9 $(jobs -p) 2> /dev/null; }; done
-  if [ $failed = 0 ]; then exit 0; fi
+  (  # a shell of its own: `wait -n` knows no process of an earlier attempt
+    export ATTEMPT=$attempt ADDRESS=127.0.0.1:$((PORT + attempt))
+    for process in 0 1 2 3; do PROCESS=$process "$@" & done
+    for process in 0 1 2 3; do wait -n || { kill -9 $(jobs -p) 2> /dev/null; wait; exit 1; }; done
+  ) && exit 0
 done
 exit 1
 """

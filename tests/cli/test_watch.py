@@ -298,12 +298,17 @@ def test_sigterm_ends_it_though_a_destructor_takes_the_exception(child_env):
 
 
 def test_an_exception_is_shown_once_and_not_again_by_those_that_it_ended():
-    own = "ValueError: no batch (a.py:8 (main))"
-    led = f"PeerFailedError: barrier cannot complete: process 1 (h) raised {own} (a.py:15 (main))"
-    members = [Member(0, "h", "failed", led, follows=True), Member(1, "h", "failed", own)]
+    own, place = "ValueError: no batch (a.py:8 (main))", "barrier 'epoch' (a.py:15 (main))"
+    led = f"PeerFailedError: barrier 'epoch' cannot complete: process 1 (h) raised {own}"
+    members = [
+        Member(0, "h", "failed", led, place=place, follows=True),
+        Member(1, "h", "failed", own),
+    ]
     first, second = "\n".join(paragraphs_of(members, {})).splitlines()
-    assert first.endswith(" cannot complete: process 1 (h) failed (a.py:15 (main))")
+    assert first == f"process 0 (h) has failed because of another process, at {place}"
     assert second == f"process 1 (h) has failed: {own}"
+    [alone] = paragraphs_of(members[:1], {})  # the other is not asked about
+    assert alone == f"process 0 (h) has failed: {led}"
 
 
 def test_indices_are_read():

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -135,9 +134,9 @@ def paragraphs_of(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     paragraphs = [_paragraph(members, blocks) for members in groups]
     silent = [member for member in chosen if member.process not in answers]
     if silent:
-        said = [standing(member) for member in silent if member.state == "failed"]
-        lines = [_why_silent(member) for member in silent]
-        paragraphs.append("\n".join(_once(line, said) for line in lines))
+        is_known = any(member.state == "failed" and not member.follows for member in silent)
+        lines = [_because_of(m) if is_known and m.follows else _why_silent(m) for m in silent]
+        paragraphs.append("\n".join(lines))
     return paragraphs or ["there are no processes"]
 
 
@@ -180,9 +179,14 @@ def _last_words(members: list[Member]) -> str:
     return f"{next(iter(places))}, up to {in_seconds(max(m.since_s for m in members))}"
 
 
+def _name(member: Member) -> str:
+    host = f" ({member.host})" if member.host else ""
+    return f"process {member.process}{host}"
+
+
 def _why_silent(member: Member) -> str:
     """Return a line about a process that does not answer, with the reason if known."""
-    name = f"process {member.process}" + (f" ({member.host})" if member.host else "")
+    name = _name(member)
     if member.state in GONE or member.state == "absent":
         verb = "has" if member.state in ("failed", "left") else "is"
         return f"{name} {verb} {member.state}: {standing(member)}"
@@ -192,11 +196,10 @@ def _why_silent(member: Member) -> str:
     return f"{name} does not answer: {pid}{reasons}"
 
 
-def _once(line: str, said: Sequence[str]) -> str:
-    """Return a line without the exceptions of other processes, each of which has its own line."""
-    for words in sorted(said, key=len, reverse=True):  # one may begin another
-        line = line.replace(f" raised {words}", " failed") if words else line
-    return line
+def _because_of(member: Member) -> str:
+    """Return a line about a process that failed because of another, which has its own line."""
+    where = f", at {member.place}" if member.place else ""
+    return f"{_name(member)} has failed because of another process{where}"
 
 
 def _facts(roll: Roll, chosen: list[Member], answers: dict[int, str]) -> dict[str, Any]:

@@ -117,8 +117,8 @@ class _Step:
             note_ended(self._number)
         progress = self._coordinator.progress
         timed = kind is None and progress.ended == ended  # no nested step has ended
-        at = progress.place if kind is SystemExit else place  # where it exited, for the report
-        progress.end(began if timed else None, at)
+        # Where it exited, for the report.
+        progress.end(began if timed else None, None if kind is SystemExit else place)
         if self._within_s is not None:
             progress.limit(within_s)
         progress.outer = before

@@ -19,7 +19,7 @@ from shoal.runtime.exit.job_report import (
 from shoal.runtime.failures.facts import to_json
 from shoal.runtime.failures.last_record import how_of, record_of, record_of_exit
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import EXIT_AT, Departure, failure_of
+from shoal.runtime.system.failure_words import Departure, failure_of
 
 STEP = Point("step", operation="barrier", site="train.py:6 (main)")
 AT = {"call": "barrier", "name": "step", "site": "train.py:6 (main)"}
@@ -103,7 +103,7 @@ def test_one_that_left_while_the_others_needed_it_is_the_failure():
 
 
 def test_one_that_left_by_sys_exit_has_its_line_and_where_it_met_the_others():
-    how = Departure("left the job", "left", why=f"{EXIT_AT}t.py:9 (main)")
+    how = Departure("left the job", "left", why="t.py:9 (main)")
     gone = row(how, step=3, call="barrier", name="s", site="t.py:12 (main)")
     error = PeerFailedError("b", failed={1: "left the job"})
     (cause,) = known(error, here(), gone, peers={1: how}, code=72).causes

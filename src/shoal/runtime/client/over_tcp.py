@@ -300,7 +300,10 @@ class TcpCoordinator(BaseCoordinator):
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
         if self._calls.closed is None:
-            self.send({"do": "bye", "place": self.progress.place}, words.encode(errors="replace"))
+            header = {"do": "bye", "place": self.progress.place}
+            if self.progress.exited_at:
+                header["exited_at"] = self.progress.exited_at
+            self.send(header, words.encode(errors="replace"))
             self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self.stop.wake()
         self._watcher.stop()

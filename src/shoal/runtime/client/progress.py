@@ -10,12 +10,23 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.runtime.rules.point import Point
 
 _LOOP_MARKS = 3  # of a loop; fewer may be warm-up
 STEPS = 64  # number of recent steps in the median
+
+
+class ExitCall(NamedTuple):
+    """A call of `sys.exit` by the program."""
+
+    site: str
+
+    @property
+    def place(self) -> str:
+        """The call as text: `sys.exit() at train.py:31 (main)`."""
+        return f"sys.exit() at {self.site}"
 
 
 class Progress:
@@ -45,7 +56,7 @@ class Progress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: tuple[Point | str, float] = ("", clock())
+        self._last: tuple[Point | ExitCall | str, float] = ("", clock())
         self._times_s = [0.0] * STEPS  # ring buffer
         self._own_s = [0.0] * STEPS  # compute times: the same without waits
         self._waited_s = 0.0  # for other processes, so far
@@ -128,9 +139,15 @@ class Progress:
         self._points += 1
         self.is_waiting = False
 
-    def leave(self, place: str) -> None:
-        """Record that the program ends, at `place`."""
-        self._last = (place, self._clock())
+    @property
+    def exited_at(self) -> str:
+        """The call site of `sys.exit`, if that is the last call; empty otherwise."""
+        last = self._last[0]
+        return last.site if isinstance(last, ExitCall) else ""
+
+    def leave(self, site: str) -> None:
+        """Record that the program calls `sys.exit` at `site`."""
+        self._last = (ExitCall(site), self._clock())
 
     def begin(self, step: int, place: Point | str) -> tuple[float, float]:
         """Begin a step; return the time, and the total wait until then."""
@@ -139,8 +156,8 @@ class Progress:
         self._last = (place, now)
         return now, self._waited_s
 
-    def end(self, began: tuple[float, float] | None, place: Point | str) -> None:
-        """End a step. Without `began` it is not timed."""
+    def end(self, began: tuple[float, float] | None, place: Point | str | None) -> None:
+        """End a step. Without `began` it is not timed; without `place` the last call stays that."""
         now = self._clock()
         if began is not None:
             began_at, waited_s = began
@@ -149,12 +166,12 @@ class Progress:
             self._own_s[self._timed % STEPS] = took_s - (self._waited_s - waited_s)
             self._timed += 1
         self.ended += 1
-        self._last = (place, now)
+        self._last = (self._last[0] if place is None else place, now)
 
     def beat(self) -> dict[str, Any]:
         """Return the fields of a heartbeat."""
         last = self._last[0]
-        at = {} if isinstance(last, str) else {"at": [last.call, last.name, last.site]}
+        at = {"at": [last.call, last.name, last.site]} if isinstance(last, Point) else {}
         return {
             **at,
             "step": self.step,

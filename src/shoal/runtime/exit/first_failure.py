@@ -281,7 +281,7 @@ def left_cause(left: Gone | None) -> Cause:
     place = None if at is None else at.place
     where = ""
     if left is not None and left.why:
-        where = f", by {line_of(left.why)}"
+        where = f", by sys.exit() at {line_of(left.why)}"
     elif place is not None and not place.call:  # else the last call, which it has returned from
         where = f", by {place_words(place)}"
     words = f"It had left the job in order{where}, and others waited for it."

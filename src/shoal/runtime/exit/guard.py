@@ -61,7 +61,6 @@ from shoal.runtime.failures.last_record import (
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
-    EXIT_AT,
     Departure,
     exit_of,
     exit_words,
@@ -334,9 +333,9 @@ class ExitGuard:
 
     def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
-            place = stands(sys._getframe(1))
-            if self._coordinator is not None and place:  # "": a runner raises it again
-                self._coordinator.progress.leave(f"{EXIT_AT}{place}")
+            site = stands(sys._getframe(1))
+            if self._coordinator is not None and site:  # "": a runner raises it again
+                self._coordinator.progress.leave(site)
             self._exit_status = status if isinstance(status, int) else int(status is not None)
             # Python takes a code from its excepthook, but not from an exit handler: these run once
             # the main thread counts as ended.
@@ -348,7 +347,7 @@ class ExitGuard:
             if isinstance(error, SystemExit):  # a runner such as runpy raises it again
                 self._exit_report = exit_of(error)
             else:
-                self._exit_report = exit_words(status, place, error)
+                self._exit_report = exit_words(status, site, error)
         self._exit(status)
 
     def _on_exit(self) -> None:

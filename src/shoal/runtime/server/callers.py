@@ -35,7 +35,7 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.stalls import idle_of, seen_of
 from shoal.runtime.server.job import Life, ServedJob
-from shoal.runtime.system.failure_words import EXIT_AT, Departure, one_line
+from shoal.runtime.system.failure_words import Departure, one_line
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -137,11 +137,10 @@ class ProcessCaller:
 
     def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         words = one_line(frame.body.decode(errors="replace"))
-        why = ""
-        if "place" in frame.header:
-            place = text_field(frame.header, "place")[:_MAX_WORDS]
-            self._job.left_at[self._life.process] = place
-            why = place if place.startswith(EXIT_AT) else ""
+        header = {"exited_at": "", **frame.header}
+        if "place" in header:
+            self._job.left_at[self._life.process] = text_field(header, "place")[:_MAX_WORDS]
+        why = one_line(text_field(header, "exited_at"))
         how = "exited" if words else ""
         departure = Departure(words or "left the job", "left", how, why)
         self._job.depart(self._life.process, departure)

@@ -16,7 +16,6 @@ from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.system.callsite import site_of
 from shoal.tracebacks import is_installed, is_ours
 
-EXIT_AT = "sys.exit() at "  # of a place
 _MAX_LINE = 800  # characters of a headline
 _MOST_WORD = 40  # characters of a word that is not cut
 _MAX_SAID = 200  # of the message in it
@@ -56,7 +55,7 @@ class Departure(NamedTuple):
     state: str = "failed"  # "left" | "failed" | "lost"
     how: str = ""  # "raised" | "found" (an error of all that met) | "exited"; empty: unknown
     # Why it is lost, if `words` say more: "its connection closed"; of one that left in order by
-    # `sys.exit`, where: `EXIT_AT`, then the call site.
+    # `sys.exit`, the call site.
     why: str = ""
     follows: bool = False  # others have led to it, as it reported
 
