@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from shoal.launch.environment import job_name
+from shoal.runtime.exit.first_failure import shell_code, signal_name
 from shoal.runtime.system.process_status import adopt_orphans, kill_all
 from shoal.runtime.system.service_commands import (
     job_argument,
@@ -91,17 +92,17 @@ def _wait_for(supervisor: int) -> int:
         status = os.waitpid(supervisor, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):
             break
-        state = f"stopped by a signal, and with it all output; `kill -CONT {supervisor}` resumes it"
-        whose = f"the supervisor of the job (pid {supervisor})"
-        _say(f"{whose} is {state}")
+        _say(
+            f"the supervisor of the job (pid {supervisor}) is stopped by a signal, and with it all "
+            f"output; `kill -CONT {supervisor}` resumes it"
+        )
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
     # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.
     kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
-    name = signal.Signals(-code).name
-    _say(f"the supervisor was killed by {name}; the job is ended")
-    return 128 - code
+    _say(f"the supervisor was killed by {signal_name(-code)}; the job is ended")
+    return shell_code(code)
 
 
 def _say(words: str) -> None:

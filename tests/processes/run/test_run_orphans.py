@@ -35,9 +35,10 @@ FAMILY = """
 """
 # launcher, keeper, two services, and two processes with a helper and a daemon each
 EVERYBODY = 10
+KILLS = {"keeper": signal.SIGKILL, "keeper by number": 40}  # Python has no name for the second
 
 
-@pytest.mark.parametrize("victim", ["launcher", "its group", "keeper"])
+@pytest.mark.parametrize("victim", ["launcher", "its group", "keeper", "keeper by number"])
 def test_sigkill_of_the_launcher_leaves_nobody(launch, victim):
     launch.start("-n", "2", script=FAMILY, arguments=("600",), start_new_session=True)
     launch.await_words("ready", 2)
@@ -48,10 +49,10 @@ def test_sigkill_of_the_launcher_leaves_nobody(launch, victim):
         os.killpg(launch.popen.pid, signal.SIGKILL)
     else:
         (keeper,) = launch.pids("shoal-supervise")
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(keeper, KILLS[victim])
     assert launch.leaves_nobody()
     code = launch.popen.wait(timeout=60)
-    assert code == (128 + signal.SIGKILL if victim == "keeper" else -signal.SIGKILL)
+    assert code == (128 + KILLS[victim] if victim in KILLS else -signal.SIGKILL)
 
 
 def test_sigkill_before_the_services_listen_leaves_nobody(launch):
