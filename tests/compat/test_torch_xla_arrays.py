@@ -132,6 +132,14 @@ def test_shards_of_a_view(mesh, spec):
     assert view.global_tensor.sharding == before
 
 
+def test_a_view_that_is_wrapped_again_follows_its_array():
+    view = xs.wrap_as_sharded_tensor(xs.mark_sharding(VALUE, GRID, ("x", None)))
+    assert xs.wrap_as_sharded_tensor(view) is view
+    assert xs.wrap_as_sharded_tensor(view, mesh_shape=(8,)).mesh_shape == (8,)
+    view.global_tensor = xs.mark_sharding(VALUE, GRID, (None, "y")).global_tensor
+    assert (view.mesh_shape, view.partition_spec) == ((8,), (None, "y"))
+
+
 def test_shards_that_do_not_fit():
     view = xs.XLAShardedTensor(xs.mark_sharding(VALUE, GRID, ("x", None)))
     with pytest.raises(RuntimeError, match="for all local devices: 8, not 7"):

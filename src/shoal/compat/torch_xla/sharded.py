@@ -267,8 +267,11 @@ def wrap_as_sharded_tensor(
     """
     if not isinstance(t, XLAShardedTensor):
         return XLAShardedTensor(t, mesh_shape, partition_spec)
-    t.mesh_shape = t.mesh_shape if mesh_shape is None else mesh_shape
-    t.partition_spec = t.partition_spec if partition_spec is None else partition_spec
+    # Only those that are given: the others are read from the array, which may be replaced.
+    if mesh_shape is not None:
+        t.mesh_shape = mesh_shape
+    if partition_spec is not None:
+        t.partition_spec = partition_spec
     return t
 
 
