@@ -111,6 +111,15 @@ def test_of_a_mapped_file_few_pages_are_read(kind, tmp_path):
     assert told == digest(array)
 
 
+def test_a_copy_of_a_mapped_file_is_like_any_array(tmp_path):
+    np.save(tmp_path / "rows.npy", patterns((1 << 12,), np.float32))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert digest(mapped).endswith(" (a sample of a mapped file)")
+    for copy in (mapped.copy(), mapped.astype(np.float64), mapped + 0):
+        assert isinstance(copy, np.memmap)
+        assert digest(copy) == digest(np.array(copy))
+
+
 def resident_bytes(address):
     """Return how much of the mapping that holds an address is in memory: man 5 proc."""
     is_it = False

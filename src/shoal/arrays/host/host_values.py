@@ -206,11 +206,12 @@ def stand_in(value: Any) -> jax.Array:
 
 
 def is_mapped(array: Any) -> bool:
-    """True for an array backed by a mapped file."""
+    """Return whether the memory of an array is a mapped file.
+
+    Its class does not tell: `copy` and `astype` of a `numpy.memmap` make one in ordinary memory.
+    """
     owner: Any = array
     while isinstance(owner, np.ndarray):
-        if isinstance(owner, np.memmap):
-            return True
         owner = owner.base
     if isinstance(owner, memoryview):
         owner = owner.obj
