@@ -20,9 +20,13 @@ from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks import reader
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring import filling
 from shoal.checkpoint.restoring.restore import plan_restore, restore
+from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.restoring.ways import Ways, plan_all
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     CorruptCheckpointError,
@@ -352,6 +356,18 @@ def test_the_plan_is_a_table(path):
     lines = str(plan).splitlines()
     assert lines[1].split() == ["process", "read", "needed", "files", "requests", "memory"]
     assert len(lines) == 3
+
+
+def test_the_plan_of_a_merge_counts_the_values_of_all_processes(tmp_path):
+    own = PerProcess([{"seen": np.zeros(size)} for size in (1000, 3000)])
+    hand_written.write(tmp_path / "own", {"own": own}, processes=2)
+    checkpoint = open_checkpoint(LocalStore(tmp_path / "own"))
+    sizes = [size for _, size in checkpoint.values_of(0).values()]
+    two = plan_all(checkpoint, [Wish(0, None, None)], Ways({}, ""), None, range(2))
+    assert [costs.needed_bytes for costs in two.processes] == sizes
+    assert [costs.memory_bytes for costs in two.processes] == sizes
+    (alone,) = plan_restore(tmp_path / "own", merge=list).processes
+    assert alone.needed_bytes == alone.memory_bytes == sum(sizes)
 
 
 def test_what_was_restored_is_put_again(path):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.checkpoint.blocks.reader import plan_boxes
-from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
+from shoal.checkpoint.planning.read_plan import Boxes
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
@@ -119,17 +119,25 @@ def cost_of(
     ways: Ways,
     geometry: Geometry | None,
     process: int,
+    num_processes: int,
 ) -> Costs:
-    """Return the cost of a restore for a process, by its number in JAX."""
+    """Return the cost of a restore for one process.
+
+    Args:
+      process: its index in JAX.
+      num_processes: of the job. If other processes saved, `merge=` gets the values of all of them.
+    """
     rows: list[Row] = []
     memory_bytes = 0
     for number, wish in enumerate(wishes):
         record = checkpoint.manifest.leaves[wish.leaf]
         if record.kind == "per_process":
-            places = list(checkpoint.values_of(wish.leaf).values())
-            first, size = places[min(process, len(places) - 1)]
-            rows.append((wish.leaf, [(first,)], [(size,)]))
-            memory_bytes += size
+            saved = checkpoint.values_of(wish.leaf)
+            own = [process] if len(saved) == num_processes else sorted(saved)
+            values = [saved[one] for one in own]
+            origins = [(first,) for first, _ in values]
+            rows.append((wish.leaf, origins, [(size,) for _, size in values]))
+            memory_bytes += sum(size for _, size in values)
         elif record.has_data:
             row, kept = _held(
                 checkpoint,
@@ -141,11 +149,11 @@ def cost_of(
             rows.append(row)
             item_bytes = (wish.dtype or dtype_of(record.dtype)).itemsize
             memory_bytes += sum(math.prod(extent) for extent in kept) * item_bytes
-    plan: ReadPlan = plan_boxes(checkpoint, _boxes(checkpoint, rows))
+    plan = plan_boxes(checkpoint, _boxes(checkpoint, rows))
     return Costs(
-        process,
-        plan.read_bytes,
-        plan.needed_bytes,
+        process=process,
+        read_bytes=plan.read_bytes,
+        needed_bytes=plan.needed_bytes,
         num_files=len(plan.files),
         num_requests=plan.num_requests,
         memory_bytes=memory_bytes,
@@ -223,12 +231,13 @@ def plan_all(
     wishes: Sequence[Wish],
     ways: Ways,
     geometry: Geometry | None,
-    processes: Iterable[int],
+    processes: Sequence[int],
 ) -> RestorePlan:
     """Return the cost of a restore for all processes."""
     leaves = {wish.leaf for wish in wishes}
     names = [checkpoint.manifest.leaves[wishes[n].leaf].name for n in sorted(ways.transport)]
-    costs = tuple(cost_of(checkpoint, wishes, ways, geometry, p) for p in processes)
+    count = len(processes)
+    costs = tuple(cost_of(checkpoint, wishes, ways, geometry, one, count) for one in processes)
     return RestorePlan(
         path=checkpoint.store.path,
         mode="exchange" if ways.transport else "direct",
