@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.compat import dtensor
-from shoal.compat.dtensor import Layout, Mesh
+from shoal.compat.dtensor import DeviceSpec, Layout, Mesh
 from shoal.errors import UsageError, UsageTypeError
 
 ROWS = [
@@ -233,6 +233,15 @@ def test_texts_of_meshes_that_are_refused(text, words):
 def test_texts_of_layouts_that_are_refused(text, words):
     with pytest.raises(ValueError, match=words):
         Layout.from_string(text)
+
+
+def test_names_of_devices_are_read():
+    """TensorFlow reads the first alike, and refuses the others: two devices, also of one type."""
+    read = DeviceSpec.from_string("/job:a/task:1/task:2/gpu:1")
+    assert read == DeviceSpec(job="a", task=2, device_type="GPU", device_index=1)
+    for text in ("/CPU:0/GPU:1", "/device:CPU:0/CPU:0"):
+        with pytest.raises(UsageError, match="has several devices"):
+            DeviceSpec.from_string(text)
 
 
 def test_texts_in_which_tensorflow_loses_something():

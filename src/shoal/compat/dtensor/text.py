@@ -268,13 +268,17 @@ class DeviceSpec:
         """Read a name; fields that it lacks are None.
 
         Raises:
-          UsageError: a part of it is not one of job, replica, task and device.
+          UsageError: a part of it is not one of job, replica, task and device, or there are two
+            devices, or it is not a string (also a TypeError).
         """
         if not isinstance(spec, str):
             raise UsageTypeError(f"dtensor.DeviceSpec: {spec!r} must be the name of a device")
         found: dict[str, str | int | None] = {}
         for part in filter(None, spec.split("/")):
-            found |= _read(part, spec)
+            fields = _read(part, spec)
+            if "device_type" in found.keys() & fields.keys():
+                raise UsageError(f"dtensor.DeviceSpec: {spec!r} has several devices")
+            found |= fields
         return cls(**found)  # type: ignore[arg-type]
 
     def replace(self, **fields: str | int | None) -> DeviceSpec:
