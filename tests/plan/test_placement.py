@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from plan.described_devices import row
 from plan.jax_cases import CASES, check, devices_of, of, shapes_of
 from shoal.errors import UsageError
 from shoal.plan.orders import dtensor_order, jax_order
@@ -186,6 +187,13 @@ TWO = "v5e:2x2 x 2 slices"
 def test_what_does_not_fit_is_said(text, axes, options, words):
     with pytest.raises(UsageError, match=words):
         place(parse(text), axes, **options)
+
+
+def test_hosts_that_differ_are_not_called_slices():
+    owners = [0, 0, 0, 0, 1, 1]
+    hosts = [row(n, owner, None, None, None, "gpu", "A") for n, owner in enumerate(owners)]
+    with pytest.raises(UsageError, match=r"each host must hold 1x3 = 3 devices; those of .* 4, 2"):
+        place(from_devices(hosts), {"data": 2, "model": 3}, across={"data": 2})
 
 
 def test_a_text_is_no_topology():

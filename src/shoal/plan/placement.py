@@ -29,7 +29,6 @@ from shoal.plan.hardware.wiring import Slices, Topology, Torus, check_topology
 from shoal.plan.hardware.wiring_checks import text_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.mesh_checks import check_axes
-from shoal.plan.orders import jax_order
 from shoal.plan.orders.compatible import OrderFunction, OrderOptions
 from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.orders.jax_order import granules, interleaved
@@ -216,12 +215,11 @@ def _outer(
             problems.append(f"across: {part} does not divide the {size} of axis {name!r}")
     if not problems and isinstance(topology, Torus) and math.prod(parts.values()) == 1:
         return None  # a program for several slices, run on one
-    granules = len(jax_order.granules(topology))
-    if not problems and math.prod(parts.values()) != granules:
-        what = "slices" if isinstance(topology, Slices) else "hosts"
+    count = len(granules(topology))
+    if not problems and math.prod(parts.values()) != count:
         problems.append(
             f"across: {' x '.join(f'{n}={p}' for n, p in parts.items()) or '{}'} makes "
-            f"{math.prod(parts.values())}, and {topology.text} has {granules} {what}"
+            f"{math.prod(parts.values())}, and {topology.text} has {count} {_granule(topology)}s"
         )
     raise_all("place", problems)
     return tuple(parts.get(name, 1) for name in names)
@@ -268,15 +266,19 @@ def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, how: _How) -> I
 def _across(topology: Topology, sizes: Sizes, outer: Sizes, how: _How) -> IntArray:
     """Place each slice (or host) by itself, `outer` of them along each axis."""
     inner = tuple(size // part for size, part in zip(sizes, outer, strict=True))
-    granules = jax_order.granules(topology)
-    if any(one.num_devices != math.prod(inner) for one in granules):
-        counts = ", ".join(f"{one.num_devices}" for one in granules)
+    parts = granules(topology)
+    if any(part.num_devices != math.prod(inner) for part in parts):
+        counts = ", ".join(str(part.num_devices) for part in parts)
         raise UsageError(
-            f"place: each slice must hold {text_of(inner)} = {math.prod(inner)} devices; those of "
-            f"{topology.text} hold {counts}"
+            f"place: each {_granule(topology)} must hold {text_of(inner)} = {math.prod(inner)} "
+            f"devices; those of {topology.text} hold {counts}"
         )
-    meshes = [_ours(one, inner, None, how) for one in granules]
-    return jax_order.interleaved(meshes, inner, outer)
+    return interleaved([_ours(part, inner, None, how) for part in parts], inner, outer)
+
+
+def _granule(topology: Topology) -> str:
+    """Return what the slow network joins."""
+    return "slice" if isinstance(topology, Slices) else "host"
 
 
 def _in_rows(topology: Slices, sizes: Sizes, how: _How) -> IntArray:
