@@ -32,6 +32,7 @@ NAMELESS = {
     "AssertionError", "BaseException", "Exception", "NotImplementedError", "RuntimeError",
     "TypeError", "ValueError",
 }  # fmt: skip
+LOCKING = {"acquire", "notify", "notify_all", "put", "set", "wait"}
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 READ_ONLY = {"Mapping", "Sequence", "Collection", "Iterable"}  # a type checker guards these
 MOST_UNNAMED = 4  # arguments
@@ -128,6 +129,27 @@ def asserts(tree: Tree) -> list[str]:
         for node in nodes(parse(text))
         if isinstance(node, ast.Assert)
     ]
+
+
+def locking_handlers(tree: Tree) -> list[str]:
+    """Find handlers of signals that use an Event, or a lock: the interrupted code may hold it."""
+    problems = []
+    for path, text in tree.items():
+        module = parse(text)
+        functions = {node.name: node for node in nodes(module) if isinstance(node, ast.FunctionDef)}
+        for call in nodes(module):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) != "signal.signal":
+                continue
+            handler: ast.AST = call.args[1]
+            if isinstance(handler, SAYS_ITSELF):
+                handler = functions.get(ast.unparse(handler).split(".")[-1], handler)
+            problems += [
+                f"{path}:{node.lineno}: a handler of signals calls {node.func.attr}"
+                for node in ast.walk(handler)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                if node.func.attr in LOCKING
+            ]
+    return problems
 
 
 def classes_that_stand_twice(tree: Tree) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import pytest
 
@@ -164,7 +163,7 @@ def test_a_process_that_was_declared_lost_says_so_and_reports_nothing(capsys):
     departure = Departure("silent for 10 s; step 3, last at x", "lost", why="silent for 10 s")
     end = EndOfThis(raised(ProcessLostError("x")), 71, {0: departure})
     assert stopped_line(coordinator(), end).endswith(": it was declared lost: silent for 10 s")
-    report_job(coordinator(), end, threading.Event())
+    report_job(coordinator(), end, hurry=())
     assert capsys.readouterr().err == ""
 
 

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -260,7 +260,7 @@ class ExitGuard:
             return False
 
     def _report_job(
-        self, coordinator: Coordinator, error: BaseException, hurry: threading.Event
+        self, coordinator: Coordinator, error: BaseException, hurry: Sequence[int]
     ) -> None:
         """Add the report of the job, if this process is to make it."""
         try:
@@ -366,7 +366,7 @@ class ExitGuard:
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))
         if error is not None and not self._is_shown and _is_for_processes(coordinator):
-            self._report_job(coordinator, error, threading.Event())
+            self._report_job(coordinator, error, hurry=())
         if self._code is not None:
             self._outlast(coordinator.process)
             _end(self._code)
@@ -516,10 +516,10 @@ def _is_for_processes(coordinator: Coordinator) -> bool:
 
 def _without_sigterm(
     coordinator: Coordinator,
-) -> contextlib.AbstractContextManager[threading.Event]:
+) -> contextlib.AbstractContextManager[Sequence[int]]:
     if not _is_for_processes(coordinator):
-        return contextlib.nullcontext(threading.Event())
-    return cast("contextlib.AbstractContextManager[threading.Event]", _reports().without_sigterm())
+        return contextlib.nullcontext(())
+    return cast("contextlib.AbstractContextManager[Sequence[int]]", _reports().without_sigterm())
 
 
 def _works_on_devices() -> bool:

@@ -173,25 +173,25 @@ def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
 
 
 @contextlib.contextmanager
-def without_sigterm() -> Iterator[threading.Event]:
-    """Set the yielded event at the first SIGTERM in the block, instead of ending the process.
+def without_sigterm() -> Iterator[list[int]]:
+    """Add the first SIGTERM in the block to the yielded list, instead of ending the process.
 
     A launcher other than shoal's sends SIGTERM as soon as one process has ended. This process is
     ending anyway, and its report must not be lost. A second SIGTERM ends the process.
     """
-    came = threading.Event()
+    signals: list[int] = []  # no Event: its lock may be held where the handler interrupts
 
-    def take(*_: object) -> None:
-        came.set()
+    def take(number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals.append(number)
 
     is_main = threading.current_thread() is threading.main_thread()
     if not (is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL):
-        yield came
+        yield signals
         return
     signal.signal(signal.SIGTERM, take)
     try:
-        yield came
+        yield signals
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -254,14 +254,15 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     return True
 
 
-def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event) -> None:
+def report_job(coordinator: Coordinator, end: EndOfThis, hurry: Sequence[int]) -> None:
     """Print the report of the job's failure, and write SHOAL_FAILURE_FILE, if this process is the
     one that does.
 
     Call it after the failure was reported to the other processes.
 
     Args:
-      hurry: once set, no news of other processes is waited for.
+      hurry: the signals that have asked this process to end; after the first one, no news of other
+        processes is waited for.
     """
     if isinstance(end.error, KeyboardInterrupt):
         return  # of the user, who knows
@@ -274,7 +275,10 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
     until_s = time.monotonic() + _OTHERS_S
     job = _ask_report(coordinator, end)
     while job and job.states and time.monotonic() < until_s:
-        if not _awaits_news(coordinator, end, job.states) or hurry.wait(_POLL_S):
+        if not _awaits_news(coordinator, end, job.states):
+            break
+        time.sleep(_POLL_S)
+        if hurry:
             break
         job = _ask_report(coordinator, end)
     if job is None:

@@ -267,15 +267,17 @@ def attached() -> Attached | None:
 
 
 def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
-    """Wait until all processes of a job that JAX alone has joined have come to their end.
+    """Wait until all processes of a job that this one joined through JAX alone have ended.
 
-    JAX's own service lets its clients go together; shoal's (`recoverable`) lets each go at once,
-    with the connections through which XLA's last collectives of the others may still run. A SIGTERM
-    ends the wait: the launcher sends it where another process has failed.
+    JAX's own service disconnects all clients together. With shoal's (`recoverable`), each client
+    disconnects when its program ends, and closes connections over which the last collectives of
+    the others may still run. A SIGTERM ends the wait: the launcher sends it if another process has
+    failed.
 
     Args:
-      work_until_now: returns a function that tells whether the devices of this process have
-        computed what they were given: once its client has left, they connect to no others.
+      work_until_now: returns a function that returns whether this process's devices have finished
+        what was started until now. Until then its client stays, because without it they cannot
+        connect to other devices.
     """
     import jax
     from jax._src import distributed
@@ -283,7 +285,9 @@ def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
     job = attached()
     if job is None or job.num_processes == 1:
         return
-    client, is_over = distributed.global_state.client, threading.Event()
+    client = distributed.global_state.client
+    is_over = threading.Event()
+    signals: list[int] = []  # no Event: its lock may be held where the handler interrupts
     is_done = work_until_now()
 
     def wait() -> None:
@@ -291,15 +295,16 @@ def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
         try:
             while not is_done() and time.monotonic() < limit:
                 time.sleep(0.002)
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # a process did not come
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # a process did not arrive
                 client.wait_at_barrier(_END, _END_S * 1000)
         finally:
             is_over.set()
 
-    signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # JAX's own would do nothing
+    # JAX's own handler does nothing.
+    signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
     note_done()  # from now on SIGTERM ends this process
     threading.Thread(target=wait, name="shoal-end", daemon=True).start()
-    while not is_over.wait(_LOOK_S):
+    while not signals and not is_over.wait(_LOOK_S):
         pass  # signals are handled in between
 
 
