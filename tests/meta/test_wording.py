@@ -21,6 +21,7 @@ READERS = {
     "a constant": '_GONE = "left the job"\ndef f(text):\n    return text.partition(_GONE)[2]',
     "a pattern of words": 'import re\n_AT = re.compile(r"\\): (.+?) cannot complete: it .*")',
     "several": '_ENDS = ("left the job", "x")\ndef f(t):\n    return any(e in t for e in _ENDS)',
+    "a word between blanks": 'def f(text):\n    return " left " in text',
     "equal": 'def f(text):\n    return text == "left the job"',
 }
 

@@ -3,8 +3,8 @@
 A maintainer may reword a message. So no module decides anything by words that another one makes:
 facts are passed along as values. What JAX, gloo, object stores and Python say has no other form.
 
-What counts as wording is two words in a row: a code such as "lost" is a value. Of a pattern, each
-run of words between its classes and groups counts by itself.
+What counts as wording is two words in a row, or one between blanks: a code such as "lost" is a
+value. Of a pattern, each run of words between its classes and groups counts by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _METHODS = (
     "rfind", "index", "replace", "split",
 )  # fmt: skip
 _REGEXES = ("compile", "search", "match", "fullmatch", "sub", "split", "findall", "finditer")
-_PROSE = re.compile(r"[A-Za-z]{2,}[,:;]? \(?[A-Za-z]{2,}|[A-Za-z]{4,}: ?$|^; [a-z]{2,}")
+_PROSE = re.compile(r"[A-Za-z]{2,}[,:;]? \(?[A-Za-z]{2,}|[A-Za-z]{4,}: ?$|^; [a-z]{2,}|^ [a-z]{2,} $")
 _LITERAL = re.compile(r"(?:[A-Za-z',] ?)+")  # of a pattern without its classes
 
 
@@ -64,6 +64,7 @@ STILL_READ: Mapping[tuple[str, str], str] = {
         "_LATE",
     ): "a mark before what a late process reports: made and read there",
     ("launch/aftermath.py", "_NOT_OUTPUT"): "lines of shoal in a log, which a report leaves out",
+    ("runtime/failures/comparison.py", " among "): "the name of an operation among some processes",
     ("runtime/failures/rendering.py", "shoal run"): "the name of a program",
     ("settings.py", "short or full"): "the unit of a setting, in a table",
     ("testing/cluster.py", "the launcher"): "the name of a process of a test",

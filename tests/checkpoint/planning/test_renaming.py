@@ -204,12 +204,13 @@ def test_beside_a_rename_of_the_users_own(path):
     assert "rename=" not in str(error)
 
 
-def test_one_leaf_is_said_as_one(tmp_path):
-    shoal.save(tmp_path / "one", {"a": {"w": np.ones(2), "b": 1}})
-    error = told(tmp_path / "one", {"a": {"b": 1}, "c": {"w": np.ones(2)}})
+@pytest.mark.parametrize("name", ["w", "the leaves of it"])
+def test_one_leaf_is_said_as_one(tmp_path, name):
+    shoal.save(tmp_path / "one", {"a": {name: np.ones(2), "b": 1}})
+    error = told(tmp_path / "one", {"a": {"b": 1}, "c": {name: np.ones(2)}})
     assert (
-        "c/w: is not in the checkpoint, which has a/w (float64[2]): rename={'c': 'a'} takes that"
-        in str(error)
+        f"c/{name}: is not in the checkpoint, which has a/{name} (float64[2]): "
+        "rename={'c': 'a'} takes that" in str(error)
     )
 
 

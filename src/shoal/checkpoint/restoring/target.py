@@ -681,15 +681,16 @@ def _renamed(
 ) -> list[str]:
     """Describe the renamed subtrees, and the option that maps them.
 
-    Shapes decide what fits, and names of several parts may: a dtype shows a mistake of both.
+    They were found by shapes and by parts of names. Both may mislead, so a dtype is shown.
     """
     leaves: defaultdict[str, list[str]] = defaultdict(list)
     for name in taken:
         ends = [prefix for prefix in pairs if not prefix or f"{name}/".startswith(f"{prefix}/")]
         leaves[max(ends, key=len)].append(name)
+    counts = {prefix: sum(len(taken[name]) for name in names) for prefix, names in leaves.items()}
     lines = []
     for prefix, names in leaves.items():
-        count = sum(len(taken[name]) for name in names)
+        count = counts[prefix]
         first = taken[names[0]][0]
         if count == 1:
             lines.append(f"{names[0]}: is not in the checkpoint, which has {spare.shown(first)}")
@@ -700,7 +701,7 @@ def _renamed(
         such = f"such leaves {below}, as {spare.shown(first)}"
         lines.append(f"{prefix or 'the tree'}: {which}, which has {such}")
     option = f"rename={dict(whole)}"
-    if len(lines) == 1:
-        what = "those" if " leaves " in lines[0] else "that"
-        return [f"{lines[0]}: {option} takes {what}"]
-    return [*lines, f"all of these: {option} takes them"] if lines else []
+    if len(lines) > 1:
+        return [*lines, f"all of these: {option} takes them"]
+    what = "that" if sum(counts.values()) == 1 else "those"
+    return [f"{line}: {option} takes {what}" for line in lines]
