@@ -134,22 +134,22 @@ class HangWatch:
         os._exit(cause.exit_code)
 
     def _look_apart(self, now: float) -> None:
-        """End this process if it hangs after other calls than its peers have made."""
+        """End this process if it hangs after calls that differ from those of its peers."""
         here = self._coordinator
         if here.trails.found is None or self._has_reported:
             return
         # A prompt waits for its user, with no frame of the program.
-        frame = main_frame() if stands(innermost_frame()) else None
+        site = stands(innermost_frame())
+        frame = main_frame() if site else None
         if not self._hang_timeout.is_stuck(now, here.progress, frame):
             return
         self._has_reported = True
         if not self._ends:  # its next call raises DivergenceError
             me = ThisProcess(here.process, here.hosts)
-            place = line_of(stands(innermost_frame()))
             with contextlib.suppress(Exception):  # handlers and filters may raise
                 _LOG.warning(
                     "%s is in native code at %s, after calls that differ between processes: "
-                    "it hangs, and %s", me, place, _NOT_ENDED,
+                    "it hangs, and %s", me, line_of(site), _NOT_ENDED,
                 )  # fmt: skip
             return
         # The search for the call that differs takes up to ten seconds, and the watcher must watch.
