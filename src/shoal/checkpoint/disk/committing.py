@@ -280,8 +280,8 @@ def left_over(folder: Folder, commit: Commit) -> list[str]:
 def abandon(folder: Folder, attempt: str) -> Commit | None:
     """End an attempt: remove PENDING first, so that it can no longer be committed, then its files.
 
-    Returns the contents of COMMIT if the attempt was committed concurrently: nothing is removed
-    then.
+    Returns the contents of COMMIT if the attempt was committed concurrently, and then removes only
+    leftover files. Otherwise None.
     """
     folder.remove(pending_name(attempt))
     # A process on another host must not see PENDING again once files of the attempt are gone.

@@ -203,7 +203,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others:
-    """ProcessSet that did not fail by themselves, alike in state and place."""
+    """Processes that did not fail by themselves, alike in state and place."""
 
     processes: ProcessSet
     state: str  # waiting running left ended stopped unknown
