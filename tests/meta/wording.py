@@ -21,7 +21,9 @@ _METHODS = (
     "rfind", "index", "replace", "split",
 )  # fmt: skip
 _REGEXES = ("compile", "search", "match", "fullmatch", "sub", "split", "findall", "finditer")
-_PROSE = re.compile(r"[A-Za-z]{2,}[,:;]? \(?[A-Za-z]{2,}|[A-Za-z]{4,}: ?$|^; [a-z]{2,}|^ [a-z]{2,} $")
+_PROSE = re.compile(
+    r"[A-Za-z]{2,}[,:;]? \(?[A-Za-z]{2,}|[A-Za-z]{4,}: ?$|^; [a-z]{2,}|^ [a-z]{2,} $"
+)
 _LITERAL = re.compile(r"(?:[A-Za-z',] ?)+")  # of a pattern without its classes
 
 
