@@ -28,6 +28,7 @@ from shoal.errors import (
     ShoalError,
     UsageError,
     UsageTypeError,
+    counted,
     raise_all,
 )
 from shoal.plan.hardware.wiring import Slices, Torus
@@ -487,22 +488,21 @@ class Order(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The recognized topology, the chosen order, and its cost; computed lazily."""
+        """The recognized topology, the chosen order, and its hops, for the debug log."""
         if self.topology is None:
             return "in the order given by devices= (order='wires' would place them)"
-        count = len(self.mesh.process_indices)
-        found = f"{self.topology.text}, {count} process{'es' * (count != 1)}"
+        processes = counted(len(self.mesh.process_indices), "process", "processes")
+        found = f"{self.topology.text}, {processes}"
         if self.wish.compatible_with is not None:
             chosen = f"in the order that compatible_with={self.wish.compatible_with!r} asks for"
         elif isinstance(self.topology, Torus | Slices):
             chosen = "placed to match the interconnect, the last axis on the shortest links"
         else:
             chosen = "process after process, for no links are known"
-        hops = hops_of(self.topology, self.mesh)
         distances = [
-            f"{name} has hops of {one.longest} link{'s' * (one.longest != 1)} at most"
-            + (f", over {one.slices} slices" if one.slices > 1 else "")
-            for name, one in hops.items()
+            f"{axis} has hops of {counted(hops.longest, 'link')} at most"
+            + (f", over {hops.slices} slices" if hops.slices > 1 else "")
+            for axis, hops in hops_of(self.topology, self.mesh).items()
         ]
         return "; ".join([f"{found}: {chosen}", *distances])
 

@@ -146,35 +146,35 @@ def feed(
     batch = None if batch is None else count("batch", batch, problems, least=1)
     prefetch = count("prefetch", prefetch, problems, least=1)
     problems += problems_of(batch, order, remainder, check_values, skip)
-    raise_all("feed", [*problems, *lane_problems(lane)])
+    problems += lane_problems(lane)
+    raise_all("feed", problems)
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
     split = Split(rows_layout(layouts), jax.process_index())
     reads = source_of(source, batch, order, split)
     mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0
     rows = rows_before(start, mark)
     check_skip(source, reads, rows, skip)
-    x64, passes = jax.config.jax_enable_x64, skip is not False
     options = FeedOptions(
-        layouts,
-        remainder,
+        layouts=layouts,
+        remainder=remainder,
         start=rows,
         batch=batch or 0,
         check_values=check_values,
-        x64=x64,
+        x64=jax.config.jax_enable_x64,
         caller=Caller.here(),
-        skip=passes,
+        skip=skip is not False,
     )
     check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(
-        here=coordinator(), split=split, spec=spec, lane=lane, limit_s=limit_s
-    )._replace(start=rows)
+        here=coordinator(), split=split, spec=spec, start=rows, lane=lane, limit_s=limit_s
+    )
     prefetched = Prefetch(
         Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone
     )
-    made = Feed(prefetched, meeting, mark)
+    result = Feed(prefetched, meeting, mark)
     prefetched.start()
-    return made
+    return result
 
 
 class Feed:
@@ -325,7 +325,13 @@ class Feed:
 
 
 def _meeting(
-    here: Coordinator, split: Split, spec: tuple[str, ...], lane: str | None, limit_s: float
+    *,
+    here: Coordinator,
+    split: Split,
+    spec: tuple[str, ...],
+    start: int,
+    lane: str | None,
+    limit_s: float,
 ) -> FeedMeeting:
     """Return how the threads meet: in a lane that no other feed uses."""
     devices = sharding_of(split.layout).mesh.devices.ravel().tolist()
@@ -341,12 +347,17 @@ def _meeting(
     if not name and len(owners) > 1:
         raise UsageError(
             "feed: this thread has never synchronized with other processes, so its calls "
-            "cannot be matched with "
-            "theirs: name its lane="
+            "cannot be matched with theirs: name its lane="
         )
     name = name or f"alone {os.urandom(8).hex()}"
     return FeedMeeting(
-        coordinator=here, group=group, lane=f"feed: {name}", site=site, spec=spec, timeout_s=limit_s
+        coordinator=here,
+        group=group,
+        lane=f"feed: {name}",
+        site=site,
+        spec=spec,
+        timeout_s=limit_s,
+        start=start,
     )
 
 

@@ -162,16 +162,20 @@ class Steps:
             return self._read_by_number(self._source)
         read = self._source.read()
         if read is None:
-            return Batch([], jax.tree.structure(()), 0) if self._like is None else self._like
+            return _no_batch() if self._like is None else self._like
         batch = self._checked(read[0])
         if not batch.rows:
             raise UsageError(f"feed: batch {self._number} has no rows; leave such batches out")
-        own = self._split.own_rows(self._size) if self._size else batch.rows
-        if 0 < batch.rows < own and self._options.remainder == "drop" and self._source.read():
-            raise UsageError(
-                f"feed: batch {self._number} has {batch.rows} of {own} rows and is not the last "
-                "one; remainder='pad' fills such batches up and gives a mask"
-            )
+        wanted = self._split.own_rows(self._size) if self._size else batch.rows
+        if batch.rows < wanted and self._options.remainder == "drop":
+            # This batch is dropped and ends the feed, which is right only for the last one. The
+            # item that this reads is not lost: nothing is fed after a short batch.
+            is_last = self._source.read() is None
+            if not is_last:
+                raise UsageError(
+                    f"feed: batch {self._number} has {batch.rows} of {wanted} rows and is not the "
+                    "last one; remainder='pad' fills such batches up and gives a mask"
+                )
         self._like = batch.empty()
         return batch
 
@@ -182,7 +186,7 @@ class Steps:
         """Read by number: rows past the end are dropped, unless the batch is padded."""
         left = self._rows_left
         if left <= 0 or (left < self._size and self._options.remainder == "drop"):
-            return Batch([], jax.tree.structure(()), 0)
+            return _no_batch()
         rows = source.read(self._next_row, self._split.slices(self._size))
         batch = self._checked(rows)
         wanted = self._split.own_rows(self._size)
@@ -301,3 +305,8 @@ class Steps:
         value = batch.first(rows).padded(own).arrays(split, size)
         is_row = np.arange(own) < rows
         return ((value, place_rows(is_row, sharding_of(split.layout), split, size)),)
+
+
+def _no_batch() -> Batch:
+    """Return a batch without leaves and rows."""
+    return Batch([], jax.tree.structure(()), 0)

@@ -127,16 +127,17 @@ def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
     run = programs_across(plan, dtype)
     if run.parts == 1:
         return _sent(run, held, dtype)
-    ends = [shard_of(layout, plan.shape) for layout in (plan.source, plan.target)]
-    old = _as_row(held, run.source, ends[0], dtype)
-    new = _as_row(_blanks(ends[1], dtype, _own(run.target)), run.target, ends[1], dtype)
+    old = _as_row(held, run.source, shard_of(plan.source, plan.shape), dtype)
+    shape, receivers = shard_of(plan.target, plan.shape), _own(run.target)
+    new = _as_row(_blanks(shape, dtype, receivers), run.target, shape, dtype)
     for number in range(run.parts):
-        with jax.transfer_guard("allow"):  # for the part's number
+        # All run `send`; only processes that hold parts run `cut`, only receivers `place`.
+        with jax.transfer_guard("allow"):  # the part's number is transferred to the devices
             part = _held(run.cut(old, np.int32(number))) if held else {}
             sent = _sent(run, part, dtype)
-            if _own(run.target):
-                found = _as_row(sent, run.target, run.gives, dtype)
-                new = run.place(new, found, np.int32(number))
+            if receivers:
+                received = _as_row(sent, run.target, run.gives, dtype)
+                new = run.place(new, received, np.int32(number))
         jax.block_until_ready([*sent.values(), new])  # otherwise parts would pile up
     return _held(new)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -55,8 +56,9 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts = None) -> Any
         `init` is traced to, what it closes over, and the shapes, dtypes and layouts of the results
         are compared, as for `put`.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
-        the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf. None: as `init`
-        shards it, as by `jax.jit(out_shardings=None)`, on the mesh of the others or in force.
+        the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf. None: `init`
+        decides, as under `jax.jit(out_shardings=None)`; it runs on the mesh of the results that
+        have a layout, or else on the mesh in force.
 
     Returns:
       The result of `init`, as sharded arrays.
@@ -106,7 +108,8 @@ def created(
     args = jax.tree.map(_traceable, args)  # trace exactly what will run
     try:
         shapes = jax.eval_shape(init, *args)
-    except TypeError:  # JAX names no leaf
+    except TypeError:
+        # Perhaps a result is no array. JAX's error names no leaf: trace again, to name it.
         jax.eval_shape(partial(_arrays_of, init), *args)
         raise
     leaves, treedef = leaf_layouts(shapes, layouts, problems, none_clears=True)
@@ -125,13 +128,16 @@ def created(
     program = jax.jit(init, out_shardings=shardings)
     placed = _on_mesh(args, mesh)
     nodes = (*tree_lines(jax.tree.structure(args)), *tree_lines(treedef))
-    # Where a result has no layout, only JAX's mesh in force says which devices to run on.
-    is_free = len(chosen) < len(leaves) and not is_tracing()
-    around = jax.set_mesh(row.mesh) if is_free else on_row(row_of(row))
+    devices_in_force: AbstractContextManager[Any]
+    if len(chosen) < len(leaves) and not is_tracing():
+        # Of a result without a layout, only the mesh in force tells JAX the devices to run on.
+        devices_in_force = jax.set_mesh(row.mesh)
+    else:
+        devices_in_force = on_row(row_of(row))
     # A NaN of the initializer is the user's to find; without `jit` nothing would be placed.
-    with around, jax.disable_jit(False):
+    with devices_in_force, jax.disable_jit(False):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
-            # The trace that runs: what the initializer closes over is in it.
+            # Of the very trace that runs: it contains what the initializer closes over.
             options = (*options, *program_lines(program.trace(*placed).jaxpr, "the initializer"))
         _record(args, chosen, mesh, options, nodes)
         return jax.tree.map(with_shards_of_its_layout, program(*placed))

@@ -154,6 +154,7 @@ def _constrained(leaves: Sequence[Leaf], gradient: bool) -> list[jax.Array]:
 
 
 def _check(leaf: Leaf, problems: list[str]) -> None:
+    """Report why a leaf cannot be pinned here."""
     if leaf.layout is None:
         if why := _cannot_clear(leaf.value):
             problems.append(f"{leaf.path}: {why}")
@@ -169,7 +170,8 @@ def _check(leaf: Leaf, problems: list[str]) -> None:
             )
     used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
     around = _mesh_around(leaf)
-    if manual := sorted(used & manual_axes(around)) if around is not None else []:
+    manual = sorted(used & manual_axes(around)) if around is not None else []
+    if manual:
         problems.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
     here = jax.sharding.get_abstract_mesh()
     if used and manual_axes(here) and dict(here.shape) != dict(leaf.layout.mesh.axes):
@@ -185,11 +187,16 @@ def _check(leaf: Leaf, problems: list[str]) -> None:
                 f"{leaf.path}: is on other devices than {leaf.layout.mesh!r}, or in another "
                 "order; relayout moves it"
             )
-    else:  # the compiler pads uneven splits by Auto axes
-        if why := _auto_on_explicit(leaf):
+    else:
+        why = _auto_on_explicit(leaf)
+        if why:
             problems.append(f"{leaf.path}: {why}")
-        typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
-        leaf = leaf.on(Layout(leaf.layout.mesh, *map(tuple, typed)))
+        # Only Explicit axes must divide: the compiler pads uneven splits by Auto ones.
+        explicit = [
+            tuple(axis for axis in dim if types[axis] == "explicit")
+            for dim in leaf.layout.axes_of_dims
+        ]
+        leaf = leaf.on(Layout(leaf.layout.mesh, *explicit))
     must_divide(leaf, problems)
 
 

@@ -190,10 +190,9 @@ def _dtype(given: Any, default: Any) -> Any:
 
 
 def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
-    """Name the Explicit axes that split both a leading dim of `x` and the rows of the weight."""
-    dims = [*jax.typeof(x).sharding.spec[:-1], jax.typeof(weight).sharding.spec[0]]
-    used = [axis for dim in dims for axis in axes_of(dim)]
-    twice = sorted({axis for axis in used if used.count(axis) > 1})
+    """Return a problem if an Explicit axis splits a leading dim of `x` and the weight's rows."""
+    lead = {axis for dim in jax.typeof(x).sharding.spec[:-1] for axis in axes_of(dim)}
+    twice = sorted(lead.intersection(axes_of(jax.typeof(weight).sharding.spec[0])))
     if not twice:
         return []
     return [

@@ -206,15 +206,18 @@ class _Body(NamedTuple):
     shards: Any  # by `jit`: traced once, for the check
 
     def mapped(self, in_specs: Any, out_specs: Any, *, is_nested: bool) -> Callable[..., Any]:
-        """Return it as a function of whole values.
+        """Return the body as a function of whole values.
 
         JAX types residuals saved for the derivative as varying along all Manual axes, including
-        those of an enclosing region, which may not be named again (jax 0.10 to 0.12). So inside
-        another region, and around one, only the arguments are saved, whose layouts are known;
-        twice, for the derivative of a derivative.
+        those of an enclosing region, which may not be named again (jax 0.10 to 0.12). So where
+        regions are nested, `jax.checkpoint` saves only the arguments, whose layouts are known. It
+        is applied here, and again in `_checked` for the derivative of the derivative.
+
+        Args:
+          is_nested: whether the region is inside another one, or contains one.
 
         Raises:
-          _Nested: while tracing: it contains a region, but was not to be `is_nested`.
+          _Nested: while tracing: it contains a region, and `is_nested` is False.
         """
         checked = partial(self._checked, is_nested)
         return jax.shard_map(
