@@ -367,4 +367,4 @@ def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
     assert in_job(1, lambda one: save.on(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [None]
     request = request_of(path.parent / "other")
-    assert agreeing.check_store(request, is_lead=True) == {"free": 9_000_000, "replaces": ""}
+    assert agreeing.store_answer(request, is_lead=True) == {"free": 9_000_000, "replaces": ""}

@@ -87,31 +87,28 @@ class Bucket:
             raise UsageTypeError(f"Bucket: url must be a string, not {type(url).__name__}")
         check_flags("Bucket", single_writer=single_writer)
         scheme, bucket, parts = _parsed(os.fspath(url))
-        self.url = "/".join([f"{scheme}://{bucket}", *parts])
+        address = f"{scheme}://{bucket}"
+        self.url = "/".join([address, *parts])
+        self._prefix = "/".join(parts)
         self._is_single_writer = single_writer
         provider, transport = BY_SCHEME[scheme], _transport(self.url)
         if store is not None:
             if options:
                 raise UsageError(f"Bucket: pass store=, or {', '.join(sorted(options))}, not both")
-            below = transport.prefix_of(store, provider, bucket, self.url)
-            self._prefix, self._stores = "/".join(parts), (store, store)
-            self.url = "/".join([f"{scheme}://{bucket}", *below, *parts])
+            # The store adds its own prefix to the names of objects, but messages must show it.
+            above = transport.prefix_of(store, provider, bucket, self.url)
+            self.url = "/".join([address, *above, *parts])
+            self._stores = (store, store)
             self._credentials = Credentials(None, {}, "the store that was passed")
             return
         _check(self.url, provider, bucket, options)
         # Plain http is the user's own choice: a server on this host, or a test.
         if any(one.startswith("http://") for one in _endpoints(provider, options)):
-            given = options.get("client_options") or {}
-            options["client_options"] = {"allow_http": True, **given}
-        given_keys = options.pop("credential_provider", None)
-        found = Credentials(given_keys, {}, "the option credential_provider=")
-        if given_keys is None:
-            found = credentials(provider, options)
-            if "region" in found.config and not _names(options, "region", "AWS_REGION"):
-                options["region"] = found.config["region"]
-        self._prefix, self._credentials = "/".join(parts), found
-        address = f"{scheme}://{bucket}"
-        self._stores = transport.open_stores(address, self.url, options, found.provider)
+            client = options.get("client_options") or {}
+            options["client_options"] = {"allow_http": True, **client}
+        self._credentials = _credentials_of(provider, options)
+        keys = self._credentials.provider
+        self._stores = transport.open_stores(address, self.url, options, keys)
 
     def __repr__(self) -> str:
         return f"Bucket({self.url!r})"
@@ -195,6 +192,17 @@ def _parsed(url: str) -> tuple[str, str, list[str]]:
     if _CONTROL.search(url):
         raise UsageError(f"Bucket: url={url!r}: a name must not hold control characters")
     return scheme, match[2], parts
+
+
+def _credentials_of(provider: Provider, options: dict[str, Any]) -> Credentials:
+    """Take the credentials from the options, or find them, and add the region found with them."""
+    given = options.pop("credential_provider", None)
+    if given is not None:
+        return Credentials(given, {}, "the option credential_provider=")
+    found = credentials(provider, options)
+    if "region" in found.config and not _names(options, "region", "AWS_REGION"):
+        options["region"] = found.config["region"]
+    return found
 
 
 def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]) -> None:

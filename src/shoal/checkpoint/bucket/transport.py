@@ -352,10 +352,11 @@ class ObstoreObjects:
         try:
             meta, data = self._ask("read", name, get)
         except StorageError:
-            info = self.info(name)
-            if info.bytes <= offset:  # the range begins behind the end
-                return FoundPart(0, info.bytes)
-            raise
+            # Services refuse a range that begins at or behind the end, each in words of its own.
+            size = self.info(name).bytes
+            if offset < size:
+                raise
+            return FoundPart(0, size)
         return FoundPart(scattered(memoryview(data), parts), meta["size"])
 
     def put(self, name: str, data: bytes) -> None:
@@ -499,11 +500,19 @@ class ObstoreObjects:
         has_condition: bool = False,
         is_bucket: bool = False,
     ) -> OSError | StorageError:
-        """Return the error of a request that failed."""
-        where, kind, hint, number = self._at(name), StorageError, "", None
-        status, why = reason(error)
+        """Return the error of a request that failed.
+
+        Args:
+          is_write, has_condition: see `_ask`.
+          is_bucket: if something is missing, it is the bucket, and not the object.
+        """
+        where = self._at(name)
         if has_condition and isinstance(error, _CONFLICTS):
             return FileExistsError(where)
+        status, why = reason(error)
+        kind: type[StorageError] = StorageError
+        number: int | None = None
+        hint = ""
         if isinstance(error, _ABSENT) or status == _NOT_FOUND:
             if not is_bucket:
                 return FileNotFoundError(where)

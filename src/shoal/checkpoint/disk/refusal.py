@@ -48,14 +48,13 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
         free_bytes = None
         with contextlib.suppress(OSError):
             free_bytes = free_bytes_at(os.path.dirname(path))
-        sizes = []
+        facts = [f"cannot {doing} {path}: {why}"]
         if needed_bytes is not None:
-            sizes.append(f"{needed_bytes:,} bytes are to be written")
+            facts.append(f"{needed_bytes:,} bytes are to be written")
         if free_bytes is not None:
-            sizes.append(f"{free_bytes:,} are free")
+            facts.append(f"{free_bytes:,} are free")
         return StorageFullError(
-            f"cannot {doing} {path}: {why}" + "".join(f"; {size}" for size in sizes) + "\n"
-            f"{_FULL[number]}; whatever was committed before is intact",
+            f"{'; '.join(facts)}\n{_FULL[number]}; whatever was committed before is intact",
             path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,
         )  # fmt: skip
     hint = _WHAT_TO_DO.get(number)

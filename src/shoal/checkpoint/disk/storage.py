@@ -131,27 +131,26 @@ class LocalFolder:
     def _make(self) -> None:
         missing = []
         path = self._path
-        while not os.path.isdir(path):
+        while not os.path.isdir(path):  # at the latest, / is one
             missing.append(path)
-            if (parent := os.path.dirname(path)) == path:
-                break
-            path = parent
+            path = os.path.dirname(path)
         for path in reversed(missing):
             with _refusals(path, "make the directory", FileNotFoundError):
                 with contextlib.suppress(FileExistsError):  # another process was faster
                     os.mkdir(path)
                 if not stat.S_ISDIR(os.stat(path).st_mode):
                     raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), path)
+        changed = {os.path.dirname(path) for path in missing}
         # An existing folder may have been made by a process that has not reached the fsync of its
         # parent yet. A history and its step may both be that new.
-        made = {os.path.dirname(path) for path in missing}
-        found = {os.path.dirname(self._path), os.path.dirname(os.path.dirname(self._path))}
-        for path in sorted(made | found, reverse=True):  # longest first: inner before outer
+        parent = os.path.dirname(self._path)
+        above = {parent, os.path.dirname(parent)}
+        for path in sorted(changed | above, key=len, reverse=True):  # inner before outer
             with _refusals(path, "fsync the directory", FileNotFoundError):
                 try:
                     _sync_folder(path)
                 except PermissionError:  # a parent made by another user long ago
-                    if path in made:
+                    if path in changed:
                         raise
 
     def names(self) -> list[str]:

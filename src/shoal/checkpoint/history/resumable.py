@@ -312,10 +312,16 @@ def _traced(init: Callable[[], Any]) -> Leaves:
     """Return the leaves of what a function would make. Raises what it raises when it is traced."""
     import jax
 
-    found: list[Leaves] = []
+    leaves: Leaves = {}
+
+    def make() -> None:
+        # Read in here: `eval_shape` returns no strings, and numbers only as arrays.
+        nonlocal leaves
+        leaves = leaves_in(init())
+
     with for_shapes_only():
-        jax.eval_shape(lambda: found.append(leaves_in(init())))  # read before the trace ends
-    return found[0]
+        jax.eval_shape(make)
+    return leaves
 
 
 def compare_restored(state: Leaves, made: Leaves, options: TargetOptions, where: str) -> None:

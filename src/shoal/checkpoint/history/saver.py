@@ -357,12 +357,12 @@ class Saver:
 
     @interrupts_delivered
     def settle(self, timeout_s: float | None) -> None:
-        """Wait until no save runs; raise its error, once.
+        """Wait for the running save, if any; raise its error, once.
 
-        Meanwhile the process counts as waiting: it is not terminated for the loss of a peer, since
+        Meanwhile this process counts as waiting: it is not ended for the loss of a peer, because
         the save may still be committed.
         """
-        if timeout_s is not None and as_number(timeout_s) != 0:  # 0 polls
+        if timeout_s is not None and as_number(timeout_s) != 0:  # 0 is valid here: it polls
             settings.timeout("wait", timeout_s, "")
         running = self._running
         if running is not None:
@@ -370,10 +370,10 @@ class Saver:
                 with self._shown_to_wait(running):
                     running.saving.wait(timeout_s)
             except DeadlineError:
-                raise  # it continues, or has ended since, and reports that on the next call
+                raise  # of this wait: the next one waits again, or raises the save's own error
             except Exception:
                 if not running.saving.done:
-                    raise  # by a signal handler: it continues
+                    raise  # from a signal handler, during the wait: the save continues
                 self._forget(running)
                 self.on_failed(running.step)
                 now = self._coordinator.stop.number_of(None)

@@ -131,20 +131,28 @@ def _pattern(shape: tuple[int, ...], shards: ShardMap) -> _Pattern:
 
 def merge(boxes: Iterable[Box]) -> list[Box]:
     """Join boxes that touch along one dim and agree in all others, dim by dim from the last."""
-    boxes = list(boxes)
-    for dim in reversed(range(len(boxes[0].origin) if len(boxes) > 1 else 0)):
-        rows = sorted((_others(box, dim), box) for box in boxes)
-        boxes = []
-        for _, run in itertools.groupby(rows, key=lambda row: row[0]):
-            last: Box | None = None
-            for _, box in run:
-                if last is not None and last.origin[dim] + last.extent[dim] == box.origin[dim]:
-                    size = last.extent[dim] + box.extent[dim]
-                    last = Box(last.origin, _put(last.extent, dim, size))
-                    boxes[-1] = last
-                else:
-                    boxes.append(last := box)
-    return sorted(boxes)
+    merged = list(boxes)
+    if len(merged) < 2:
+        return merged
+    for dim in reversed(range(len(merged[0].origin))):
+        rows = sorted((_others(box, dim), box) for box in merged)
+        merged = []
+        for _, row in itertools.groupby(rows, key=lambda pair: pair[0]):
+            merged += _joined([box for _, box in row], dim)
+    return sorted(merged)
+
+
+def _joined(row: Sequence[Box], dim: int) -> list[Box]:
+    """Join the boxes of a row along `dim`, in order, that touch."""
+    joined: list[Box] = []
+    for box in row:
+        last = joined[-1] if joined else None
+        if last is not None and last.origin[dim] + last.extent[dim] == box.origin[dim]:
+            size = last.extent[dim] + box.extent[dim]
+            joined[-1] = Box(last.origin, _put(last.extent, dim, size))
+        else:
+            joined.append(box)
+    return joined
 
 
 def _others(box: Box, dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

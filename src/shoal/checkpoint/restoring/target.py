@@ -288,37 +288,38 @@ class _Matching:
     ) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
         self.branches = branch_names(manifest.tree)
-        self.number = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
+        self.number_of = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
         self.wishes: list[Wish] = []
         self.by_target: dict[int, tuple[int, ...]] = {}
         self.below: dict[int, str] = {}
         self.problems: list[str] = []
         self.missing: list[Missing] = []
-        self.others_own: list[str] = []  # the target has None or a PerProcess, or should have
+        self.wrong_kind: list[str] = []  # None or a PerProcess on one side only
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
 
         self.names = [one.name for one in target]
         self.stored = [options.stored_name(name) for name in self.names]
-        self.found = [*map(self._found, target, self.stored)]
+        self.found = list(map(self._found, target, self.stored))
         self.used = {leaf for found in self.found for leaf in found.values()}
         others = self._others()
-        pairs = zip(self.names, self.found, strict=True)
-        own = [one for name, found in pairs for one in (found or (name,))]
+        own: list[str] = []  # for a leaf that stands for a subtree, the leaves found there
+        for name, found in zip(self.names, self.found, strict=True):
+            own += [*found] or [name]
         self.selection = options.selection(own, others)
         self.known = {*own, *others}
         self.kinds["unexpected"] = [name for name in others if name in self.selection.names]
 
     def _found(self, target: TargetLeaf, stored: str) -> dict[str, int]:
         """Return the leaves in the checkpoint of one leaf of the target, by their names in it."""
-        if stored in self.number and (target.name != ROOT or not target.is_layout):
-            return {target.name: self.number[stored]}
+        if stored in self.number_of and (target.name != ROOT or not target.is_layout):
+            return {target.name: self.number_of[stored]}
         if not target.is_layout:
             return {}
         start = "" if stored == ROOT else f"{stored}/"
         before = "" if target.name == ROOT else f"{target.name}/"
         return {
             before + name[len(start) :]: number
-            for name, number in self.number.items()
+            for name, number in self.number_of.items()
             if name.startswith(start)
         }
 
@@ -334,7 +335,7 @@ class _Matching:
         """Take the leaves of one leaf of the target that `only` takes."""
         stored, found = self.stored[number], self.found[number]
         is_whole = target.name in self.selection.names
-        if stored in self.number and target.name in found:
+        if stored in self.number_of and target.name in found:
             if is_whole:
                 self._take(number, target, [*found.values()])
             return
@@ -412,7 +413,7 @@ class _Matching:
         if target.is_none and record.kind == "array":
             detail += ", or P() to replicate it"
         self._wrong("wrong_dtype", target, detail)
-        self.others_own.append(target.name)
+        self.wrong_kind.append(target.name)
 
     def _number(self, target: TargetLeaf, leaf: int) -> Wish:
         """Return the wish for an array where a number was saved, such as a step."""
@@ -472,7 +473,7 @@ class _Matching:
         dtypes = {leaf.name: leaf.dtype or leaf.kind for leaf in spare}
         return problem_lines(
             self.missing,
-            spare=Spare(shapes, dtypes, list(self.number), self.kinds["unexpected"]),
+            spare=Spare(shapes, dtypes, list(self.number_of), self.kinds["unexpected"]),
             found=[name for name in self.names if name not in missing],
             rename=None if callable(options.rename) else options.rename or {},
             stored_name=lambda rename, name: options._replace(rename=rename).stored_name(name),
@@ -484,7 +485,7 @@ class _Matching:
         self.problems += one.lines
         self.problems += self.options.idle(self.selection, self.names)
         if self.problems:
-            kept = [*one.missing, *self.others_own]
+            kept = [*one.missing, *self.wrong_kind]
             is_common = len(one.unexpected) > 1 or (kept and self.options.is_word(self.known))
             remedy = self._in_both(one, kept) if is_common else self._keeping(kept)
             missing = [leaf.name for leaf in self.missing]
@@ -516,7 +517,7 @@ class _Matching:
         own = {*self.names}
         above = {one for name in own.difference(names) for one in _prefixes(name)}
         tops = dict.fromkeys(_top(name, above) for name in names)
-        known = own.union(self.number)
+        known = own.union(self.number_of)
         out = [leaving_out(top, known) if top in own else f"!{escaped(top)}/**" for top in tops]
         if len(out) > _MOST_KEPT:
             return "only='!NAME/**' keeps what the target has at NAME"
@@ -598,22 +599,30 @@ def problem_lines(
         pairs, taken = {}, {}
     lines = _renamed(pairs, taken, whole, spare)
     left = [one for one in missing if one.name not in taken]
-    gone = {name for names in taken.values() for name in names}
-    unexpected = [name for name in spare.unexpected if name not in gone]
-    known = list(unexpected or spare.all_names)[:_MOST_COMPARED]
-    above = sorted({name[:end] for name in known for end, c in enumerate(name) if c == "/"})
-    hints = {
-        one.name: _hint(one, known, above, spare) if len(left) <= _MOST_GUESSED else ""
-        for one in left
-    }
-    uses = Counter(hints.values())
+    used = {name for names in taken.values() for name in names}
+    unexpected = [name for name in spare.unexpected if name not in used]
+    hints = _hints(left, unexpected or spare.all_names, spare)
     for one in left:
-        near = hints[one.name] if uses[hints[one.name]] == 1 else ""
         where = f" (as {one.stored})" if one.stored != one.name else ""
-        near = f": {one.hint}" if one.hint else near
-        lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
+        hint = hints.get(one.name, "")
+        lines.append(f"{one.name}: is not in the checkpoint{where}{hint}")
     lines += _unexpected(unexpected, {*found, *(one.name for one in missing)}, spare)
     return Unmatched(lines, [one.name for one in left], unexpected)
+
+
+def _hints(missing: Sequence[Missing], names: Sequence[str], spare: Spare) -> dict[str, str]:
+    """Return, for missing leaves, what to write instead, or which of `names` may be meant.
+
+    A name that several leaves resemble is suggested for none of them.
+    """
+    near: dict[str, str] = {}
+    if len(missing) <= _MOST_GUESSED:
+        known = names[:_MOST_COMPARED]
+        above = sorted({node for name in known for node in _prefixes(name)[:-1]})
+        near = {one.name: _hint(one, known, above, spare) for one in missing}
+    uses = Counter(near.values())
+    own = {one.name: f": {one.hint}" for one in missing if one.hint}
+    return {name: hint for name, hint in near.items() if uses[hint] == 1} | own
 
 
 def _unexpected(names: Sequence[str], target: Collection[str], spare: Spare) -> list[str]:

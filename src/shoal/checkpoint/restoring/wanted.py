@@ -73,7 +73,7 @@ def target_of(target: Any) -> Target:
     """
     if _is_layout(target) or _is_stored(target):
         return Target([_target_leaf(ROOT, target)], [target], _first)
-    if _is_function(target) and _given_dtype(target) is None:
+    if _is_function(target):  # after the others: JAX's meshes are callable
         if why := wrong_arguments(target, _LEAF):
             raise UsageTypeError(f"restore: target: {why}")
         return Target([_target_leaf(ROOT, target)], [target], _first)
@@ -151,7 +151,7 @@ def _target_leaf(name: str, value: Any) -> TargetLeaf:
         return TargetLeaf(name, None, value.shape, dtype, is_array=True, text="on the host")
     if _is_stored(value):
         return TargetLeaf(name, _Chosen(_stored_layout), is_layout=True, text="as stored")
-    if _is_function(value) and _given_dtype(value) is None:
+    if _is_function(value):
         return _by_function(name, value)
     if isinstance(value, PerProcess):
         return TargetLeaf(name, own=value, text="per process")
@@ -204,7 +204,8 @@ def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
 
 
 def _is_function(value: Any) -> bool:
-    return callable(value) and JaxNodes().flatten(value) is None
+    """Return whether this is a function of leaves: no node of a tree, and no dtype (`np.int8`)."""
+    return callable(value) and JaxNodes().flatten(value) is None and _given_dtype(value) is None
 
 
 def _like(name: str, value: Any) -> TargetLeaf:

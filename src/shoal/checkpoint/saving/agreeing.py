@@ -59,7 +59,7 @@ def agree_on(
             answer["attempt"] = new_attempt()
         if number != members.process:
             answer["number"] = number
-        answer |= check_store(request, is_lead=members.is_lead)
+        answer |= store_answer(request, is_lead=members.is_lead)
         request.check(state)
         exchange.payload = json.dumps(answer).encode()
     answers = {process: json.loads(text) for process, text in exchange.answers.items()}
@@ -143,11 +143,12 @@ def bytes_needed(own: Sequence[WriteBox]) -> int:
     return data_bytes + sum(_ENTRY_BYTES + len(write.record.name) for write in own) + PAGE_BYTES
 
 
-def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:
-    """Return how many bytes may be "free" there, None: unknown; and the attempt it "replaces".
+def store_answer(request: Request, *, is_lead: bool) -> dict[str, Any]:
+    """Check that a save can be written there; return what this process adds to its answer.
 
-    What is overwritten is what the lead finds: it also removes what killed saves have left there,
-    before the free space is looked at.
+    That is the number of bytes that are "free", None if it is unknown, and the attempt that the
+    save "replaces". With overwrite=, those of the lead count: before it measures the free space, it
+    removes what killed saves have left there.
 
     Raises:
       StepAlreadyCommittedError: something is saved there.
@@ -155,18 +156,18 @@ def check_store(request: Request, *, is_lead: bool) -> dict[str, Any]:
       UsageError: it is a history of steps, or must not be overwritten.
       StorageError: it is not a directory and cannot become one, or is not writable.
     """
-    store, replaces = request.store, request.replaces
-    if not request.options.overwrite:
+    store, replaces, overwrites = request.store, request.replaces, request.options.overwrite
+    if not overwrites:
         commit = store.standing() if replaces else store.committed()
         if commit is not None and commit.attempt != replaces:
             raise taken(store.path, commit, replaces)
     saved_steps.check_single(store)
-    if request.options.overwrite and not is_lead:
-        store.check_writable()  # perhaps before the lead has cleaned up: what it finds free counts
-        return {"free": None, "replaces": ""}
-    if request.options.overwrite:
+    if overwrites and is_lead:
         replaces = saved_steps.make_way(store, idle_s=request.lease_s)
-    return {"free": store.check_writable(), "replaces": replaces}
+    free_bytes = store.check_writable()
+    if overwrites and not is_lead:
+        free_bytes = None  # it may have been measured before the lead has cleaned up
+    return {"free": free_bytes, "replaces": replaces}
 
 
 def check_space(store: Store, answers: Mapping[int, Mapping[str, Any]]) -> None:

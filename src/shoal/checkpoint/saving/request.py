@@ -142,26 +142,30 @@ def _cut(text: str, most: int) -> str:
 
 
 def _line(leaf: StateLeaf) -> str:
+    """Return the line of a leaf: its value or a digest, or its layout if it spans processes."""
     record = leaf.record
     if record.kind == "per_process":
         return SpecLine(path=record.name, value="each process's own").packed
     if not record.dtype:
-        value = _scalar(record.value) + json_digest(record.value)
+        value = json_digest(record.value)
+        scalar = _scalar(record.value)
+        if scalar is not None:
+            value = f"{scalar}, {value}"
         return SpecLine(path=record.name, dtype=record.kind, value=value).packed
-    what = f"key<{record.impl}>" if record.impl else record.dtype
+    dtype = f"key<{record.impl}>" if record.impl else record.dtype
     shape = f"[{','.join(map(str, record.shape))}]"
-    line = SpecLine(path=record.name, kind=record.kind, dtype=what, shape=shape)
+    line = SpecLine(path=record.name, kind=record.kind, dtype=dtype, shape=shape)
     if leaf.shards is not None:
         return line._replace(layout=f"{record.layout} ({leaf.shards.digest})").packed
     return line._replace(value=_value(leaf), digest=_digest(leaf)).packed
 
 
-def _scalar(value: object) -> str:
-    """Return a NumPy scalar as it prints; the record holds its bits."""
+def _scalar(value: object) -> str | None:
+    """Return a NumPy scalar, of which a record holds the bits, as it prints; None: it is none."""
     if not isinstance(value, dict) or value.keys() != {"bits", "dtype"}:
-        return ""
+        return None
     dtype = dtypes.dtype_of(value["dtype"])
-    return f"{np.frombuffer(bytes.fromhex(value['bits']), dtype)[0]}, "
+    return str(np.frombuffer(bytes.fromhex(value["bits"]), dtype)[0])
 
 
 def _value(leaf: StateLeaf) -> str:
