@@ -105,25 +105,32 @@ def broadcast(
             group=group,
             num_processes=coordinator.num_processes,
         )
+        has_values = source == coordinator.process
+        given = f"source={source}"
     else:
         check_flags("broadcast", is_source=is_source)
+        has_values = is_source
+        given = "is_source"
     spec, values = wire.flatten(tree, "broadcast")
     _refuse_parts(spec, values)
     buffers: list[Buffer] = []
     payload = spec.digest
-    if source == coordinator.process if is_source is None else is_source:
+    if has_values:
         buffers, num_bytes = wire.pack_tree(spec, values, "broadcast")
-        is_small = num_bytes <= inline_bytes(group.count)
-        payload += _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
-    named = f"source={source}" if is_source is None else "is_source"
-    call = Call("broadcast", name, callsite(), (named,))
+        if num_bytes <= inline_bytes(group.count):
+            payload += _INLINE + b"".join(buffers)
+        else:
+            payload += _LARGE + _SIZE.pack(num_bytes)
+    call = Call("broadcast", name, callsite(), (given,))
     answers = meet(coordinator, call, payload, deadline, lane, group)
-    source = source if is_source is None else _found(coordinator, call, answers)
+    if is_source is not None:
+        source = _source_of(coordinator, call, answers)
 
     def again(lines: Iterable[str], payload: bytes = b"") -> bytes:
-        further = call._replace(spec=(named, *lines))
-        left_s, named_group = deadline.left_s, group.named
-        met = agree(coordinator, further, payload, timeout_s=left_s, group=named_group, lane=lane)
+        further = call._replace(spec=(given, *lines))
+        met = agree(
+            coordinator, further, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
+        )
         return met[source]
 
     spec = _tree_of_source(answers, coordinator.process, source, spec, again)
@@ -185,7 +192,7 @@ def _described(spec: wire.Spec, without: Sequence[int]) -> str:
     return text
 
 
-def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
+def _source_of(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
     """Return the one process that supplied values; the same on all processes."""
     sources = [p for p, brought in answers.items() if len(brought) > wire.DIGEST_BYTES]
     if len(sources) == 1:

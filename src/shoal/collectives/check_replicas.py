@@ -299,14 +299,18 @@ def _total(answers: Mapping[int, bytes], at: int = 0) -> int:
 
 
 def _first_leaf(sums: Sequence[int], bring: Meet) -> int:
-    """Return the first leaf whose replicas differ."""
+    """Return the number of the first leaf whose replicas differ: the total of `sums` is not zero.
+
+    Each round compares the totals of up to `_PIECES` pieces, and continues in the first that is
+    not zero. There is one, because the totals of the pieces add up to that of the whole.
+    """
     low, high = 0, len(sums)
     while high - low > 1:
         pieces = min(_PIECES, high - low)
         cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         parts = [sums[first:end] for first, end in pairwise(cuts)]
         answers = bring(b"".join(_as_bytes(sum(part)) for part in parts))
-        piece = next((n for n in range(pieces) if _total(answers, n)), 0)
+        piece = next(n for n in range(pieces) if _total(answers, n))
         low, high = cuts[piece], cuts[piece + 1]
     return low
 

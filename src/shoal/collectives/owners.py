@@ -20,7 +20,7 @@ def owner_numbers(
     Raises:
       NothingPublishedError: one of them did not call this in time.
     """
-    platforms = {device.process_index: device.platform for device in devices}
-    if coordinator.num_processes == 1 or "tpu" not in platforms.values():
-        return {owner: owner for owner in platforms}
-    return processes_of(platforms, coordinator.process, timeout_s=timeout_s)
+    platform_of = {device.process_index: device.platform for device in devices}
+    if coordinator.num_processes == 1 or "tpu" not in platform_of.values():
+        return {owner: owner for owner in platform_of}
+    return processes_of(platform_of, coordinator.process, timeout_s=timeout_s)

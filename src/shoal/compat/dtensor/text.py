@@ -162,7 +162,8 @@ def _ids(given: object, problems: list[str]) -> list[int]:
     wrong = [one for one in given if as_integer(one) is None]
     if wrong:
         problems.append(WrongType(f"local_device_ids must be whole numbers, not {wrong[:8]}"))
-    return [] if wrong else [int(one) for one in given]
+        return []
+    return [int(one) for one in given]
 
 
 def _devices(what: str, given: object, problems: list[str]) -> list[DeviceSpec]:
