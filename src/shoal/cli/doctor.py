@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -257,7 +257,7 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding, processes in list(findings.items())[:_MOST_FINDINGS]:
-        whose = _whose(diagnosis.reports, [one for one in processes if one is not None])
+        whose = _whose(diagnosis.reports, processes)
         words = Text(safe(f"{finding.check}: {whose}{finding.words}"))
         if finding.advice:
             words.append(f"\n-> {safe(finding.advice)}", style="green")
@@ -268,13 +268,14 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield Text(f"  and {len(findings) - _MOST_FINDINGS} more (--json has all)")
 
 
-def _whose(reports: tuple[Report, ...], processes: Iterable[int]) -> str:
-    whose = list(processes)
-    if not whose or len(reports) == 1:
+def _whose(reports: tuple[Report, ...], processes: Sequence[int | None]) -> str:
+    """Return which processes have a finding, as the beginning of its line; "" if that is clear."""
+    known = [process for process in processes if process is not None]
+    if not known or len(reports) == 1:
         return ""
-    hosts = {str(report) for report in reports if report.process in whose}
-    names = hosts.pop() if len(hosts) == 1 else listed(whose)
-    return f"{names}: "
+    names = {str(report) for report in reports if report.process in known}
+    name = names.pop() if len(names) == 1 else listed(known)
+    return f"{name}: "
 
 
 # ---- The facts of one process or of many as lines of text; equal facts are listed once.

@@ -331,13 +331,15 @@ class Job:
 
     def _reap(self) -> None:
         """Reap every child that has ended; adopted orphans are children too."""
-        try:
-            while (ended := os.wait4(-1, os.WNOHANG))[0]:
-                pid, status, used = ended
-                peak_bytes = used.ru_maxrss * _RSS_UNIT
-                self._note_end(pid, os.waitstatus_to_exitcode(status), peak_bytes)
-        except ChildProcessError:
-            return
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:  # there is no child
+                return
+            if pid == 0:  # none of them has ended
+                return
+            peak_bytes = used.ru_maxrss * _RSS_UNIT
+            self._note_end(pid, os.waitstatus_to_exitcode(status), peak_bytes)
 
     def _note_end(self, pid: int, code: int, peak_bytes: int) -> None:
         services = self._crew.services

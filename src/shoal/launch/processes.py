@@ -140,11 +140,11 @@ class Processes:
             env=dict(env),
             start_new_session=True,
         )
-        words, errors = (LineStream(display, log) for display in shown)
+        out, err = (LineStream(display, log) for display in shown)
         index = self.first + len(self.all)
         self.all.append(ChildProcess(index, popen, log, record, stdin=stdin, is_python=is_python))
-        loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
-        loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
+        loop.listen_to(popen.stdout, out)  # type: ignore[arg-type] # a PIPE is never None
+        loop.listen_to(popen.stderr, err)  # type: ignore[arg-type] # the same
 
     def note_end(self, pid: int, code: int, peak_bytes: int) -> bool:
         """Note the end of `pid`; return whether it is a process of the job."""
@@ -313,7 +313,7 @@ class Outliving:
         return [words], math.inf
 
     def _longer_lines(self, now_s: float) -> tuple[list[str], float]:
-        """List the running processes, once, if most have ended a while ago."""
+        """List the running processes, once, a while after at least half have ended."""
         alive = self._processes.alive
         ended = [process.ended_s for process in self._processes.all if process.code is not None]
         if self._has_warned or len(alive) > len(ended):
@@ -322,14 +322,15 @@ class Outliving:
         if due_s > now_s:
             return [], due_s
         self._has_warned = True
-        after_s = f"{now_s - max(ended):.0f} s after the others ended"
+        late_s = now_s - max(ended)
         lines = [
-            f"process {process.index} (pid {process.popen.pid}) still runs, {after_s}: "
-            + self._standing(process)
+            f"process {process.index} (pid {process.popen.pid}) still runs, {late_s:.0f} s after "
+            f"the others ended: {self._standing(process)}"
             for process in alive[:_LINES]
         ]
-        more = len(alive) - len(lines)
-        return [*lines, *([f"and {more} more"] if more else [])], math.inf
+        if len(alive) > _LINES:
+            lines.append(f"and {len(alive) - _LINES} more")
+        return lines, math.inf
 
     def _standing(self, process: ChildProcess) -> str:
         gone = self._news.gone.get(process.index)

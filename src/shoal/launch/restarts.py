@@ -46,7 +46,12 @@ class RestartRules:
     @property
     def is_last(self) -> bool:
         """Return whether no new attempt follows if the running one fails."""
-        return self._restarts is None or self._failures >= self._restarts.most
+        return self._failures >= self._most
+
+    @property
+    def _most(self) -> int:
+        """The number of failures after which a new attempt may begin."""
+        return 0 if self._restarts is None else self._restarts.most
 
     def judge(self, conclusion: Conclusion, reached: Reached, attempt: int) -> Conclusion:
         """Return how an attempt ended, with whether the next one begins, and why.
@@ -67,9 +72,10 @@ class RestartRules:
             self._is_alike, self._last = bool(conclusion.cause) and failed == self._last, failed
         self._failures += conclusion.code != REQUEUE
         if conclusion.again is None:
-            refusal = self._refusal(conclusion)
+            is_requested = self._is_requested(conclusion)
+            refusal = self._refusal(conclusion) if is_requested else ""
             lines = (*conclusion.lines, refusal) if refusal else conclusion.lines
-            again = not refusal and self._may_go_on(conclusion)
+            again = is_requested and not refusal
             words = self._next_words(attempt + 1) if again else ""
             if words and conclusion.suspicion:
                 words = f"{words}; without the compile cache: {conclusion.suspicion}"
@@ -91,45 +97,42 @@ class RestartRules:
 
     def _numbered(self, failure: JobFailure, attempt: int) -> JobFailure:
         """Return a failure with the number of its attempt, and whether it is the same again."""
-        most = self._restarts.most if self._restarts else 0
         before, self._failure = self._failure, failure
         is_same = before is not None and _shown(before) == _shown(failure)
         return dataclasses.replace(
             failure,
             attempt=attempt + 1,
-            attempts=max(most, attempt) + 1,
+            attempts=max(self._most, attempt) + 1,
             as_before=is_same and bool(failure.causes),
         )
 
     def _next_words(self, attempt: int) -> str:
         """Return the line between two restart attempts."""
-        most = self._restarts.most if self._restarts else 0
-        count = f"{self._failures} of --max-restarts {most}"
+        count = f"{self._failures} of --max-restarts {self._most}"
         why = count if self._failures else "--restart-preempted"
         return f"attempt {attempt} begins ({why}){self._after()}"
 
-    def _may_go_on(self, conclusion: Conclusion) -> bool:
-        """Return whether a new attempt is requested, if no limit is reached."""
+    def _is_requested(self, conclusion: Conclusion) -> bool:
+        """Return whether a new attempt is requested; a limit may forbid it."""
         if self._restarts is None or conclusion.is_final or conclusion.code == 0:
             return False
         if conclusion.code == REQUEUE:
             return self._restarts.after_preemption
-        return self._restarts.most > 0
+        return self._most > 0
 
     def _refusal(self, conclusion: Conclusion) -> str:
-        """Return the limit that forbids a requested new attempt."""
-        restarts = self._restarts
-        if restarts is None or not self._may_go_on(conclusion):
-            return ""
+        """Return the limit that forbids a requested new attempt; "": none does."""
         if conclusion.remaining:
             return f"No new attempt: SIGKILL has not ended {conclusion.remaining}."
-        if conclusion.code != REQUEUE and self._failures > restarts.most:
-            return f"No new attempt: --max-restarts {restarts.most}."
-        if self._is_alike and _is_own(conclusion):
+        if conclusion.code != REQUEUE and self._failures > self._most:
+            return f"No new attempt: --max-restarts {self._most}."
+        if not _is_own(conclusion):
+            return ""
+        if self._is_alike:
             step = self._last[1]
             when = f"at step {step}" if step >= 0 else "before the first step"
             return f"No new attempt: two failed alike, {conclusion.cause} {when}."
-        if self._idle < MOST_IDLE or not _is_own(conclusion):
+        if self._idle < MOST_IDLE:
             return ""
         words = f"No new attempt: a crash loop, {MOST_IDLE} failed"
         if self._reached == Reached():

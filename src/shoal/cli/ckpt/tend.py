@@ -115,19 +115,21 @@ def gc(
     """
     if older is not None and not older >= 0:
         raise UsageError(f"--older {older} must be a number of seconds, not negative")
-    results, code = [], 0
+    results: list[dict[str, Any]] = []
+    code = 0
     place = look_at(path)
     for entry in place.entries:
+        result: dict[str, Any] = {"step": entry.step, "path": entry.store.path}
+        results.append(result)
         try:
-            is_elsewhere = place.is_history and entry.store.is_link
-            look = _behind_a_link if is_elsewhere else _collected
-            limit_s = entry.store.pace.lease_s if older is None else older
-            gone = look(entry, limit_s, is_dry=dry_run)
+            if place.is_history and entry.store.is_link:
+                result |= _behind_a_link(entry)
+            else:
+                idle_s = entry.store.pace.lease_s if older is None else older
+                result |= _collected(entry, idle_s, is_dry=dry_run)
         except (CorruptCheckpointError, UnsupportedCheckpointError, StorageError) as error:
             code = max(code, error.exit_code)
-            results.append({"step": entry.step, "path": entry.store.path, "problem": str(error)})
-            continue
-        results.append({"step": entry.step, "path": entry.store.path, **gone})
+            result["problem"] = str(error)
     if as_json:
         print_json(results)
     else:
@@ -136,26 +138,26 @@ def gc(
         raise typer.Exit(code)
 
 
-def _behind_a_link(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
-    """Check a step that is a link; it is cleaned up where it lies."""
-    entry.store.state()
+def _behind_a_link(entry: FoundCheckpoint) -> dict[str, Any]:
+    """Return what to print of a step that is a link, which is cleaned up at its target."""
+    entry.store.state()  # raises if it cannot be read
     return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
-def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
+def _collected(entry: FoundCheckpoint, idle_s: float, *, is_dry: bool) -> dict[str, Any]:
     """Remove the remains in one directory, unless `is_dry`; return them, as JSON."""
     state = entry.store.state()
     over = [
         one
         for one in state.attempts
-        if one.idle_s >= older and not (one.is_live and one.is_complete and state.commit is None)
+        if one.idle_s >= idle_s and not (one.is_live and one.is_complete and state.commit is None)
     ]
     sizes = {name: _size(entry, name) for one in state.attempts for name in one.names}
     if is_dry:
         names = [name for one in over for name in one.names]
     else:
-        names = entry.store.collect_garbage(idle_s=older)
-    spared = [one.id for one in state.attempts if one.idle_s < older]
+        names = entry.store.collect_garbage(idle_s=idle_s)
+    spared = [one.id for one in state.attempts if one.idle_s < idle_s]
     ahead = {one.id: one.ahead_s for one in state.attempts if one.is_ahead and one.id in spared}
     return {
         "removed": names,

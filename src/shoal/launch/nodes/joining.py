@@ -48,6 +48,12 @@ class NodeCard(NamedTuple):
         """The node and its host."""
         return f"node {self.node} ({self.host})"
 
+    @property
+    def options(self) -> tuple[str, str]:
+        """The options that must be equal on all nodes, as given."""
+        devices = f"--devices {self.devices}" if self.devices else "no --devices"
+        return devices, self.restarts or "no --max-restarts"
+
 
 def own_card(order: JobOrder, nodes: NodesOrder, attempt: int) -> NodeCard:
     """Return this launcher's card for the others."""
@@ -198,6 +204,7 @@ def stranger_words(own: NodeCard, card: NodeCard) -> str:
 
 
 def _difference(own: NodeCard, card: NodeCard) -> str:
+    """Return the first difference between what two nodes run, or an empty string."""
     if own.fingerprint != card.fingerprint:
         if own.program == card.program:
             return (
@@ -209,12 +216,9 @@ def _difference(own: NodeCard, card: NodeCard) -> str:
             "the same program with equal arguments on all nodes; a variable of the environment can "
             "differ too"
         )
-    if own.devices != card.devices:
-        shown = [f"--devices {c.devices}" if c.devices else "no --devices" for c in (card, own)]
-        return f"{card.name} was started with {shown[0]}, {own.name} with {shown[1]}"
-    if own.restarts != card.restarts:
-        shown = [c.restarts or "no --max-restarts" for c in (card, own)]
-        return f"{card.name} was started with {shown[0]}, {own.name} with {shown[1]}"
+    for mine, theirs in zip(own.options, card.options, strict=True):
+        if mine != theirs:
+            return f"{card.name} was started with {theirs}, {own.name} with {mine}"
     if own.versions != card.versions:
         return f"{card.name} has {card.versions}, but {own.name} {own.versions}"
     return ""
