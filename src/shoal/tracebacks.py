@@ -22,7 +22,7 @@ from types import FrameType, FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from shoal import settings
-from shoal.errors import ShoalError, UsageTypeError, nearest
+from shoal.errors import ShoalError, UsageTypeError, counted, nearest
 from shoal.names import hint_within
 
 __all__ = [
@@ -115,7 +115,7 @@ def _refusal(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     kinds = {one.kind for one in given}
     problems = []
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        most = f"{len(positional)} positional argument{'s' * (len(positional) != 1)}"
+        most = counted(len(positional), "positional argument")
         by_name = "; pass options by name" if options else ""
         were = "was" if len(args) == 1 else "were"
         problems.append(f"takes {most}, but {len(args)} {were} given{by_name}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.draw.amounts import in_bytes
 from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, elide
-from shoal.errors import UsageError
+from shoal.errors import UsageError, counted
 from shoal.plan.layout import Layout
 from shoal.plan.notation.mesh_text import short_runs
 from shoal.plan.notation.words import quote
@@ -115,7 +115,7 @@ class _Blocks:
 def _notes(layout: Layout, sizes: Sequence[int], item_bytes: float) -> list[str]:
     blocks = math.prod(layout.num_shards(dim) for dim in range(layout.rank))
     copies = layout.mesh.size // blocks
-    note = f"each block on {copies} device{'s' * (copies != 1)}"
+    note = f"each block on {counted(copies, 'device')}"
     if item_bytes:
         own = in_bytes(math.prod(layout.shard_shape(sizes)) * item_bytes)
         note = f"{own} per device, {in_bytes(math.prod(sizes) * item_bytes)} in all; {note}"

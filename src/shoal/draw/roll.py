@@ -144,7 +144,7 @@ ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
 
 
 def rows_of(roll: Roll, *, order: str = "urgency", fold: bool = True) -> list[Row]:
-    """Return the rows, most noteworthy first; each process is in exactly one.
+    """Return the rows in the given order; each process is in exactly one.
 
     Args:
       roll: the processes.
@@ -152,20 +152,22 @@ def rows_of(roll: Roll, *, order: str = "urgency", fold: bool = True) -> list[Ro
       fold: processes of one state, place, step, and pace share a row.
     """
     alike = Counter(_scene(member) for member in roll.members)
-    scene, size = alike.most_common(1)[0] if alike else (None, 0)
-    majority = scene if 2 * size > len(roll.members) > 2 else None
+    majority: object = None
+    if len(roll.members) > 2:  # of two processes, neither is apart from the others
+        scene, size = alike.most_common(1)[0]
+        majority = scene if 2 * size > len(roll.members) else None
     median_s = roll.median_own_s
-    groups: dict[object, list[tuple[Member, float | None]]] = {}
+    slowness = {member.process: slowness_of(member, median_s) for member in roll.members}
+    groups: dict[object, list[Member]] = {}
     for member in roll.members:
-        slowness = slowness_of(member, median_s)
-        is_slow = slowness is not None and slowness >= SLOW
+        is_slow = (slowness[member.process] or 0.0) >= SLOW
         key = (*_scene(member), member.step, is_slow) if fold else member.process
-        groups.setdefault(key, []).append((member, slowness))
+        groups.setdefault(key, []).append(member)
     rows = []
-    for group in groups.values():
-        members = tuple(member for member, _ in group)
-        slowest = max((s for _, s in group if s is not None), default=None)
-        rows.append(Row(members, slowest, _scene(members[0]) == majority))
+    for members in groups.values():
+        known = [own for one in members if (own := slowness[one.process]) is not None]
+        is_majority = _scene(members[0]) == majority
+        rows.append(Row(tuple(members), max(known, default=None), is_majority))
     return sorted(rows, key=lambda row: (ORDERS[order](row), row.first.process))
 
 
@@ -234,8 +236,8 @@ def render_roll(
 
 
 def _title(roll: Roll, hosts: Sequence[str]) -> Text:
-    count = len(roll.members)
-    text = Text(f"{count} process{'es' * (count != 1)} at {roll.address}", style="bold")
+    processes = counted(len(roll.members), "process", "processes")
+    text = Text(f"{processes} at {roll.address}", style="bold")
     if hosts:
         text.append(f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts")
     text.append(": ")

@@ -246,11 +246,15 @@ class Mesh:
         return np.asarray(self.device_ids[self._processes == owned])
 
     def host_mesh(self, per: str = "device") -> Mesh:
-        """Return the mesh of CPU devices (`initialize(host_devices=n)`) next to these. Local.
+        """Return a mesh of the CPU devices that `initialize(host_devices=n)` adds. Local.
 
         Args:
-          per: "device": the same grid; the twin of a device keeps position, process and id number.
-            "process": an axis "process", ascending; the twin of the lowest id of each.
+          per: "device": the same axes; at each position the CPU device of the same id and process.
+            "process": one axis "process", in ascending order; of each process the CPU device with
+            the lowest id that this process has here.
+
+        Raises:
+          UsageError: `per` is neither.
         """
         raise_all("host_mesh", not_one_of("per", per, ("device", "process")))
         if per == "process":

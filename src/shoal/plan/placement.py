@@ -390,10 +390,10 @@ def _along(axis: int, tori: list[Torus], part: IntArray, coords: IntArray) -> Ho
 # Then the part of an array that one host reads or saves is one box, too. The price is longer hops:
 # a ring that visits all of a host's chips before the next host's cannot fold as freely.
 
-Place = Callable[[Torus, Sizes], IntArray]
+TorusOrder = Callable[[Torus, Sizes], IntArray]
 
 
-def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
+def by_hosts(torus: Torus, sizes: Sizes, order: TorusOrder) -> IntArray:
     """Return the ids [sizes] of the best order in which each host's devices form a box.
 
     The hosts are placed like chips, and so are the devices within each; of all ways to divide the
@@ -402,7 +402,7 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
     Args:
       torus: its processes have adjacent boxes of one shape.
       sizes: of the mesh.
-      place: returns the ids of a torus in the order of a mesh.
+      order: returns the ids of a torus in the order of a mesh.
 
     Raises:
       UsageError: the hosts are not boxes of one shape.
@@ -410,16 +410,20 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
     parts = list(torus.parts())
     hosts = _hosts(torus, parts)
     rows = np.stack([part.device_ids.ravel() for part in parts])
-    one = parts[0].numbered(np.arange(parts[0].num_devices).reshape(parts[0].grid))
-    found = []
-    for inner in _divided(sizes, parts[0].num_devices):
+    # Hosts are identical, and so is the order within them.
+    host = parts[0].numbered(np.arange(parts[0].num_devices).reshape(parts[0].grid))
+    ids_of: dict[Sizes, IntArray] = {}  # by the part of each axis that is in a host
+    for inner in _divided(sizes, host.num_devices):
         outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
-        order = place(hosts, outer).ravel()
-        cells = place(one, inner).ravel()  # hosts are identical, and so is the order within them
-        meshes = rows[order][:, cells].reshape(-1, *inner)
-        ids = interleaved(list(meshes), inner, outer)
-        found.append((hops_along(torus, ids)[::-1], inner, ids))
-    return min(found, key=lambda one: one[:2])[2]
+        among_hosts, in_host = order(hosts, outer).ravel(), order(host, inner).ravel()
+        meshes = rows[among_hosts][:, in_host].reshape(-1, *inner)
+        ids_of[inner] = interleaved(list(meshes), inner, outer)
+
+    def cost(inner: Sizes) -> tuple[list[Hops], Sizes]:
+        """Return the hops along each axis, the last axis first; of equal ones the sizes decide."""
+        return hops_along(torus, ids_of[inner])[::-1], inner
+
+    return ids_of[min(ids_of, key=cost)]
 
 
 def in_boxes(topology: Topology, sizes: Sizes) -> IntArray:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from shoal.draw.media.palette import FILLS, axis_class, fill_class
 from shoal.draw.media.svg import Canvas, number, rect, text, text_width
 from shoal.draw.wiring.scene import Arrow, Bundle, Chip, ChipPlane, LinkMark, MarkPlace, Scene
+from shoal.errors import counted
 from shoal.plan.notation.words import quote
 
 _MOST_WIDTH = 1320.0
@@ -388,7 +389,7 @@ def sample_svg(axis: int, x: float, y: float) -> str:
 def _far(arrow: Arrow) -> str:
     if arrow.links is None:
         return "over the network"
-    return "within a chip" if arrow.links == 0 else f"{arrow.links} link{'s' * (arrow.links > 1)}"
+    return "within a chip" if arrow.links == 0 else counted(arrow.links, "link")
 
 
 def _paths(

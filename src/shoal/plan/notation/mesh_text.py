@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.errors import counted
 from shoal.plan.notation.words import Words, quote, repeats_to_text, runs_to_text
 
 IntArray = NDArray[np.int64]
@@ -46,8 +47,11 @@ def write(
     return " | ".join(parts)
 
 
+_ARGUMENTS = {"ids": "device_ids", "name": "label"}  # of `Mesh`, where they differ from the fields
+
+
 def read_mesh(words: Words) -> dict[str, Any]:
-    """Parse the arguments of a Mesh, up to the first token that cannot belong to it."""
+    """Parse a mesh, and return the arguments of `Mesh`. The caller checks that nothing follows."""
     axes: list[tuple[str, int]] = []
     if words.skip("("):
         words.expect(")")
@@ -59,20 +63,16 @@ def read_mesh(words: Words) -> dict[str, Any]:
             words.skip(",")  # `data=4, model=2` is also accepted
         if not axes:
             raise words.error("axes, such as data=4 model=2, expected")
-    size = math.prod(size for _, size in axes)
+    count = math.prod(size for _, size in axes)
     fields: dict[str, Any] = {}
     while words.skip("|"):
         field = words.peek()
         if field in fields:
             raise words.error(f"{field} occurs twice,")
-        fields[field] = _read_field(words, size)
-    return {
-        "axes": axes,
-        "device_ids": fields.pop("ids", None),
-        "label": fields.pop("name", ""),
-        "axis_types": dict.fromkeys(fields.pop("explicit", ()), "explicit"),
-        **fields,
-    }
+        fields[field] = _read_field(words, count)
+    explicit = fields.pop("explicit", ())
+    arguments = {_ARGUMENTS.get(field, field): value for field, value in fields.items()}
+    return {**arguments, "axes": axes, "axis_types": dict.fromkeys(explicit, "explicit")}
 
 
 def _read_field(words: Words, size: int) -> Any:
@@ -102,8 +102,8 @@ def show_mesh(
     """Return the one-line `repr`."""
     size = math.prod(axes.values())
     facts = [
-        f"{size} {quote(kind)} device{'s' * (size != 1)}",
-        f"{num_processes} process{'es' * (num_processes != 1)}",
+        counted(size, f"{quote(kind)} device"),
+        counted(num_processes, "process", "processes"),
     ]
     if ids is not None:
         facts.append(f"ids {short_runs(ids)}")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
+from shoal.errors import counted
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.checks import Move, checked_move
@@ -76,8 +77,8 @@ class Bounds(NamedTuple):
         return max(bound.donated_peak_bytes for bound in self.devices)
 
     def __str__(self) -> str:
-        processes = f"{len(self.host_bytes)} process{'es' * (len(self.host_bytes) > 1)}"
-        devices = f"{len(self.devices)} device{'s' * (len(self.devices) > 1)}"
+        processes = counted(len(self.host_bytes), "process", "processes")
+        devices = counted(len(self.devices), "device")
         return "\n".join(
             f"{name:<18}{figures}"
             for name, figures in (

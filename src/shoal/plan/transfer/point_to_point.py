@@ -249,13 +249,14 @@ def _send(edge: ParcelSend, region: Region, item_bytes: int, devices: Sequence[i
     return Send(devices[edge.sender], devices[edge.receiver], region.box, num_bytes)
 
 
-def _keeps(pieces: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
-    devices, cells = pieces.wanted.ravel(), pieces.kept.ravel()
+def _keeps(found: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
+    """Return what each device of the target holds already, by ascending device."""
+    is_kept = found.kept >= 0
+    devices, cells = found.wanted[is_kept], found.kept[is_kept]
     order = np.argsort(devices)
-    order = order[cells[order] >= 0]
-    sizes = (pieces.elements_of(cells[order]) * item_bytes).tolist()
-    boxes = map(pieces.box_of, cells[order].tolist())
-    return tuple(map(KeptBox, devices[order].tolist(), boxes, sizes))
+    devices, cells = devices[order], cells[order]
+    sizes = (found.elements_of(cells) * item_bytes).tolist()
+    return tuple(map(KeptBox, devices.tolist(), map(found.box_of, cells.tolist()), sizes))
 
 
 # Fan-out: each piece enters a host once, and is then passed on inside it.
