@@ -105,12 +105,12 @@ def aws(url: str = _AWS) -> Ask:
         try:
             action = json.loads(_text(url + "meta-data/spot/instance-action", headers))
         except urllib.error.HTTPError as error:
-            if error.code == 401:
-                token = ("", 0.0)
             if error.code == 404:  # nothing is planned
                 return None
+            if error.code == 401:  # the next query gets a new token
+                token = ("", 0.0)
             raise
-        at = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+        at = datetime.fromisoformat(action["time"])
         return f"spot instance: {action['action']} at {action['time']}", _seconds_until(at)
 
     return Ask("aws", ask)

@@ -335,12 +335,15 @@ def exit_code() -> int:
 
 def _explain(coordinator: Coordinator) -> None:
     """Log what is lost, or why nothing is to be started again: once."""
-    stop, line = coordinator.stop, ""
-    if stop.verdict > 1:
+    stop = coordinator.stop
+    stopped = stop.stopped
+    if stop.verdict > 1:  # a save has failed
         line = SAVE_FAILED
-    elif (stopped := stop.stopped) is not None and stopped.kept != LAST:
+    elif stopped is None or stopped.kept == LAST:
+        return
+    else:
         line = f"{stopped.words}: start it again (exit code {REQUEUE})"
-    if line and line != stop.explained:
+    if line != stop.explained:
         stop.explained = line
         _LOG.warning("%s", line)
 

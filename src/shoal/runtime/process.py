@@ -416,7 +416,8 @@ def shutdown(*, timeout_s: float | None = None) -> None:
 
     >>> shutdown()
     """
-    joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
+    joined, guard = _RECORD.joined, _RECORD.guard
+    _RECORD.meshes = Meshes()  # also without a job: facades begin anew
     if joined is None or _RECORD.pid != os.getpid():
         return
     if timeout_s is None and _RECORD.initialized is not None:
@@ -442,7 +443,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
             guard.release()
     finally:
         not_joined.unmark_member()
-        joined.kept.clear()  # `left` keeps the coordinator itself
+        joined.kept.clear()  # buffers of collectives: `left` would keep them alive
         _RECORD.joined, _RECORD.left = None, joined
         if _RECORD.sources is not None:
             _RECORD.sources.close()

@@ -298,7 +298,7 @@ class TcpCoordinator(BaseCoordinator):
         ]
 
     def close(self, words: str = "") -> None:
-        """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
+        """See `Coordinator.close`. Calls that still wait, in other threads, raise a UsageError."""
         if self._calls.closed is None:
             header = {"do": "bye", "place": self.progress.place}
             if self.progress.exited_at:
@@ -383,9 +383,10 @@ class TcpCoordinator(BaseCoordinator):
             try:
                 return receive(channel, min(started + self._warn_after_s, limit))
             except LinkTimeoutError:
-                ticket = next(self._tickets)
+                pass  # ask, once, which processes are missing
+            ticket = next(self._tickets)
             channel.send(pack_frame({"do": "who", "ticket": ticket, "lane": point.lane}), limit)
-            frame = receive(channel, limit, ticket)
+            frame = receive(channel, limit, ticket)  # the answer to that, or to the arrival
             if frame.header.get("is") == "waiting":
                 waiting = StillMissing.of(body_value(frame))
                 self._warn(point, waiting, time.monotonic() - started)

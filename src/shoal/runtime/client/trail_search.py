@@ -228,14 +228,18 @@ def _search(
     calls = [Said((), call=one.operation, site=one.site) for one in made]
     step = min((one.step for one in made if one.step is not None), default=None)
     if len({*calls}) > 1:
-        ended = [Said((), f"(no call: {_end(side)} first)") for side in sides]
-        rows = [row if row.call else end for row, end in zip(calls, ended, strict=False)]
+        shown_sides = sides[: len(calls)]  # those that have a representative
+        rows = [
+            row if row.call else Said((), f"(no call: {_end(side)} first)")
+            for row, side in zip(calls, shown_sides, strict=True)
+        ]
         return _Shown(rows, advice=needs("", "call", is_silent=True), step=step)
     call = calls[0]
-    lines = find_line(meet, None if entry is None else entry.lines, representatives)
-    if lines is None:
+    difference = find_line(meet, None if entry is None else entry.lines, representatives)
+    if difference is None:
         return _Shown(calls, step=step)
-    kind, shown = compare_lines([lines[1][process] for process in representatives], ENDED)
+    _, lines = difference
+    kind, shown = compare_lines([lines[process] for process in representatives], ENDED)
     rows = [call._replace(said=line) for line in shown]
     return _Shown(rows, kind, needs(call.call, kind.what), step)
 

@@ -103,12 +103,12 @@ _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 def write_open_files() -> None:
     """Flush all open regular files of this process; a full disk is ignored.
 
-    Not pipes or sockets, which may block. For the main thread: another one may hold a file.
+    Not pipes or sockets, which may block. Call it in the main thread: in another one, a lock of a
+    file that the main thread is writing may never be free.
     """
     # `type`: `isinstance` would ask a lazy proxy for its class, and so load what it stands for.
     found = [one for one in gc.get_objects() if issubclass(type(one), _BUFFERED)]
-    # A text's buffer is one of them, too: texts first.
-    for file in sorted(found, key=lambda one: not isinstance(one, io.TextIOWrapper)):
+    for file in found:  # in any order: a text file flushes its buffer, too
         with contextlib.suppress(Exception):
             if file.writable() and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.flush()

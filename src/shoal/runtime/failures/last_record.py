@@ -186,10 +186,11 @@ def _records(
 def record_of_exit(
     code: int, headline: str, because_of: Iterable[int] | None, process: int
 ) -> LastRecord:
-    """Return the record of an end without an exception: by `sys.exit`, or since it hung.
+    """Return the record of a process that ends without an exception: by `sys.exit`, or in a hang.
 
     Args:
-      headline: what it says of it.
+      headline: why it ends, as one line.
+      because_of: the processes whose end led to this one; empty: a service's. None: its own.
     """
     words = f"{capital(headline)}."
     cause = Cause(processes=ProcessSet([process]), kind="exit", exit_code=code, words=(words,))

@@ -94,21 +94,23 @@ def departure_header(departure: Departure) -> dict[str, Any]:
 
 def departure_of(frame: Frame) -> Departure:
     """Parse how a process has left the job."""
-    header, words = frame.header, frame.body.decode(errors="replace")
-    defaults = {"state": "lost", "how": "", "why": ""}
-    state, how, why = (text_field({**defaults, **header}, name) for name in defaults)
+    header = {"state": "lost", "how": "", "why": "", **frame.header}
+    state, how, why = (text_field(header, name) for name in ("state", "how", "why"))
+    words = frame.body.decode(errors="replace")
     return Departure(words, state, how, why, follows=bool(header.get("follows")))
 
 
 def failed_of(frame: Frame) -> tuple[Departure, str]:
-    """Parse the failure of a process, and what it has recorded of it, which is passed on as it is:
-    as JSON, for `last_record.record_in`; empty: nothing."""
-    header, defaults = frame.header, {"how": "", "end": ""}
-    how, end = (text_field({**defaults, **frame.header}, name) for name in defaults)
+    """Parse the failure of a process; return it, and the record that the process has made of it.
+
+    The record is passed on unparsed: JSON for `last_record.record_in`, or empty.
+    """
+    header = {"how": "", "end": "", **frame.header}
+    how, end = text_field(header, "how"), text_field(header, "end")
     if len(end) > MOST_END:
         raise FrameError("field 'end' is too long")
-    words, follows = frame.body.decode(errors="replace"), bool(header.get("follows"))
-    return Departure(words, how=how[:_MOST_TEXT], follows=follows), end
+    words = frame.body.decode(errors="replace")
+    return Departure(words, how=how[:_MOST_TEXT], follows=bool(header.get("follows"))), end
 
 
 def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:

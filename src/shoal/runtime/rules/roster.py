@@ -149,21 +149,25 @@ class Losses:
         return SurvivorsMet([*alive], rows, list(self.services))
 
     def answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
-        """Return the answer about those of `members` that are gone.
+        """Return the answer about those of `members` that are gone: the lost ones, or the others.
 
-        The first that did not leave in order is the cause; its report is not cut.
+        The cause comes first, with its whole report; the rest with their headlines.
+
+        Args:
+          members: at least one of them is gone, unless `cause` is given.
+          cause: a process that is gone; None: the first that did not leave in order, or the first.
         """
         gone = [p for p in self.states if p in members]
         if cause is None:
             cause = next((p for p in gone if self.states[p] != "left"), gone[0])
-        kind = "lost" if self.states[cause] == "lost" else "failed"
-        alike = [p for p in gone if (self.states[p] == "lost") == (kind == "lost")]
+        is_lost = self.states[cause] == "lost"
         pairs = [(cause, self._departure(cause))]
-        for process in alike:
-            if process != cause:
-                other = self._departure(process)
-                pairs.append((process, other._replace(words=headline_of(other.words))))
-        return ProcessesGone(kind, pairs)
+        for process in gone:
+            is_alike = (self.states[process] == "lost") is is_lost
+            if process != cause and is_alike:
+                departure = self._departure(process)
+                pairs.append((process, departure._replace(words=headline_of(departure.words))))
+        return ProcessesGone("lost" if is_lost else "failed", pairs)
 
     def service_answer(self) -> ServicesLost:
         """Return the answer about lost services."""

@@ -155,18 +155,20 @@ def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -
 
 def _check_left(coordinator: Coordinator) -> None:
     """Raise if a process has left the job, because JAX's start then never ends."""
-    with contextlib.suppress(DeadlineError):
-        left = [one for one in coordinator.members(timeout_s=_ASK_S) if one.state == "left"]
-        if left:
-            me = ThisProcess(coordinator.process, coordinator.hosts)
-            names = "; ".join(
-                f"process {one.process} ({one.host}) {one.last_words}" for one in left
-            )
-            raise PeerFailedError(
-                f"{me} cannot continue {_DOING}: {names}",
-                failed={one.process: one.last_words for one in left},
-                ends={one.process: departure_of_member(one) for one in left},
-            )
+    try:
+        members = coordinator.members(timeout_s=_ASK_S)
+    except DeadlineError:  # the next round asks again
+        return
+    left = [member for member in members if member.state == "left"]
+    if not left:
+        return
+    me = ThisProcess(coordinator.process, coordinator.hosts)
+    names = "; ".join(f"process {one.process} ({one.host}) {one.last_words}" for one in left)
+    raise PeerFailedError(
+        f"{me} cannot continue {_DOING}: {names}",
+        failed={one.process: one.last_words for one in left},
+        ends={one.process: departure_of_member(one) for one in left},
+    )
 
 
 def _missing(coordinator: Coordinator) -> list[Member] | None:

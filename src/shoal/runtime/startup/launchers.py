@@ -118,36 +118,44 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         a job of several processes has no address. All offenders at once.
     """
     env = innermost(env)
-    given = arguments._asdict().items()
-    problems = not_texts(**{name: value for name, value in given if "_address" in name})
-    place = _place(arguments, env, problems)
+    problems = not_texts(
+        coordinator_address=arguments.coordinator_address,
+        coordinator_bind_address=arguments.coordinator_bind_address,
+    )
+    numbers = _place(arguments, env, problems)
+    launched = numbers.launched
     where = MeetsAt()
-    if place.num_processes > 1:
-        where = meets_at(arguments.coordinator_address, env, place.launched, problems)
+    if numbers.num_processes > 1:
+        where = meets_at(arguments.coordinator_address, env, launched, problems)
+    # A launcher that runs the services sets SHOAL_COORDINATOR.
     is_launchers = where.source == "SHOAL_COORDINATOR"
     token, source = given_token(arguments, env, problems, is_launchers=is_launchers)
-    cluster = JobPlace(
-        process=place.process,
-        num_processes=place.num_processes,
+    jax_service = env.get("SHOAL_JAX_SERVICE") if is_launchers else None
+    reason = numbers.reason
+    if where.source:
+        reason = f"{reason}; address from {where.source}"
+    place = JobPlace(  # what reads an argument adds its problems
+        process=numbers.process,
+        num_processes=numbers.num_processes,
         address=where.address,
         bind_host=bind_host(arguments, env, problems),
-        jax_service=env.get("SHOAL_JAX_SERVICE") or None if is_launchers else None,
+        jax_service=jax_service or None,
         token=token,
         token_source=source,
         virtual_devices=virtual_devices(arguments, env, problems),
-        local_device_ids=_local_devices(arguments, env, place.launched, problems),
-        reason=f"{place.reason}; address from {where.source}" if where.source else place.reason,
+        local_device_ids=_local_devices(arguments, env, launched, problems),
+        reason=reason,
         host_devices=host_devices(arguments, problems),
         rendezvous=where.rendezvous,
-        launched=place.launched.words if place.launched else "",
-        is_on_one_host=place.launched is not None and place.launched.is_on_one_host,
+        launched=launched.words if launched else "",
+        is_on_one_host=launched is not None and launched.is_on_one_host,
         job=env.get("SHOAL_JOB", "").strip(),
         partition_index=partition_index(arguments, env, problems),
         mutual_tls=mutual_tls(arguments, problems),
         compile_cache=compile_cache(arguments, env, problems),
     )
     raise_all("initialize", problems)
-    return cluster
+    return place
 
 
 def shown_job(env: Environment) -> ShownJob | None:

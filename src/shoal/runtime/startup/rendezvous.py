@@ -31,7 +31,7 @@ from shoal.runtime.wire.socket_calls import LinkError, encoded_name, socket_call
 
 _LOG = logging.getLogger("shoal")
 _ANSWER = "address"
-_COMER = re.compile(r"process-([0-9]+)-([0-9a-f]{16})")
+_ARRIVAL = re.compile(r"process-([0-9]+)-([0-9a-f]{16})")
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.25
 _PROCESSES_PER_S = 2000  # processes that read the directory per second, at most
 
@@ -50,7 +50,7 @@ def local_base() -> str:
 
 
 class Visit:
-    """One process's part in a rendezvous, from `come` until `leave`."""
+    """One process's part in a rendezvous, from `announce` until `leave`."""
 
     def __init__(self, where: Rendezvous, process: int, num_processes: int) -> None:
         self._where, self._process, self._num_processes = where, process, num_processes
@@ -111,7 +111,7 @@ class Visit:
                 raise self._error(
                     f"process 0 published no address within {given_s(deadline):g} s"
                     + ("; another job uses this directory" if answer else "")
-                    + f"\n{self._came_words()}: {self._advice()}",
+                    + f"\n{self._arrived_words()}: {self._advice()}",
                     missing=[0] if not answer else [],
                 )
         if "error" in answer:
@@ -125,7 +125,7 @@ class Visit:
         with contextlib.suppress(OSError):
             if not has_begun:
                 self._own.unlink(missing_ok=True)
-            is_last = self._process == 0 if has_begun else not self._came()
+            is_last = self._process == 0 if has_begun else not self._arrived()
             if is_last:
                 for path in self._files():
                     path.unlink(missing_ok=True)
@@ -134,16 +134,16 @@ class Visit:
     def _wait(self, deadline: float) -> None:
         pause = _Pause(self._waiting, deadline, self._num_processes)
         while True:
-            came = self._came()
-            if self._drawn not in came.get(0, ()):
+            arrived = self._arrived()
+            if self._drawn not in arrived.get(0, ()):
                 raise self._error("another process 0 is here: does another job use the directory?")
-            twice = [index for index, drawn in came.items() if len(drawn) > 1]
+            twice = [index for index, drawn in arrived.items() if len(drawn) > 1]
             if twice:
                 advice = self._advice()
                 if self._where.on_one_host:
                     advice = "does a child of theirs call initialize(), too?"
                 raise self._error(f"{listed(twice)} arrived more than once: {advice}")
-            missing = [index for index in range(self._num_processes) if index not in came]
+            missing = [index for index in range(self._num_processes) if index not in arrived]
             if not missing:
                 return
             if not pause.wait(f"waiting for {listed(missing)}"):
@@ -154,7 +154,7 @@ class Visit:
                 )
 
     def _answer(self, place: Mapping[str, object]) -> None:
-        drawn = [one for several in self._came().values() for one in several]
+        drawn = [one for several in self._arrived().values() for one in several]
         whole = self._directory / f"{_ANSWER}.{self._drawn}"
         with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({**place, "to": drawn}, file)
@@ -169,23 +169,25 @@ class Visit:
             return {}
         return answer if isinstance(answer, dict) else {}
 
-    def _came(self) -> dict[int, list[str]]:
-        came: dict[int, list[str]] = {}
-        with contextlib.suppress(FileNotFoundError):
+    def _arrived(self) -> dict[int, list[str]]:
+        """Return the random numbers of the processes that have arrived, by index."""
+        arrived: dict[int, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError):  # no process has yet, or the last one left
             for name in os.listdir(self._directory):
-                if match := _COMER.fullmatch(name):
-                    came.setdefault(int(match[1]), []).append(match[2])
-        return came
+                match = _ARRIVAL.fullmatch(name)
+                if match:
+                    arrived.setdefault(int(match[1]), []).append(match[2])
+        return arrived
 
-    def _came_words(self) -> str:
-        came = sorted(self._came())
-        return f"{listed(came)} of {self._num_processes} arrived"
+    def _arrived_words(self) -> str:
+        arrived = sorted(self._arrived())
+        return f"{listed(arrived)} of {self._num_processes} arrived"
 
     def _files(self) -> list[Path]:
         return [
             path
             for path in self._directory.iterdir()
-            if _COMER.fullmatch(path.name) or path.name.partition(".")[0] == _ANSWER
+            if _ARRIVAL.fullmatch(path.name) or path.name.partition(".")[0] == _ANSWER
         ]
 
     def _advice(self) -> str:

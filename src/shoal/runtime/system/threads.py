@@ -62,14 +62,16 @@ class _Crew(Generic[T]):
 
     def __init__(self, work: Callable[[Iterator[T]], None], items: Iterable[T]) -> None:
         self._work = work
-        self._waiting = iter(items)
-        self._lock = threading.Lock()
-        self._is_closed = False
+        self._items = iter(items)
+        self._lock = threading.Lock()  # of the iterator, and of registration
+        self._is_closed = False  # registration
+        # A lock for each thread, which it releases when it ends. An interrupt may keep a started
+        # thread out of the first list; it is then in the second one, or finds registration closed.
+        self._started: list[threading.Lock] = []
+        self._registered: list[threading.Lock] = []
         self.is_over = False  # all threads have returned
-        self._called: list[threading.Lock] = []  # released when that thread has ended
-        self._signed_up: list[threading.Lock] = []
         self.errors: list[BaseException] = []
-        self.ends: list[Callable[[], object]] = []  # of what the threads wait for
+        self.ends: list[Callable[[], object]] = []  # each ends a request in which a thread waits
 
     def note_errors_of(self, act: Callable[[], None]) -> bool:
         """Run it and return whether it succeeded. On failure the threads take no more items."""
@@ -89,14 +91,14 @@ class _Crew(Generic[T]):
                 threading.Thread(
                     target=self._help, args=(busy,), name="shoal files", daemon=True
                 ).start()
-                self._called.append(busy)
+                self._started.append(busy)
 
     def _help(self, busy: threading.Lock) -> None:
         try:
             with self._lock:
                 if self._is_closed or self.errors:
                     return
-                self._signed_up.append(busy)
+                self._registered.append(busy)
             if not self.note_errors_of(self.do_a_share):
                 self.note_errors_of(self._end_all)
         finally:
@@ -120,7 +122,7 @@ class _Crew(Generic[T]):
             self._is_closed = True
         if self.errors:
             self._end_all()
-        for busy in (*self._called, *self._signed_up):
+        for busy in (*self._started, *self._registered):
             with busy:
                 pass
         self.is_over = True
@@ -131,7 +133,7 @@ class _Crew(Generic[T]):
                 if self.errors:
                     return
                 try:
-                    item = next(self._waiting)
+                    item = next(self._items)
                 except StopIteration:
                     return
             yield item

@@ -225,14 +225,14 @@ class Connections:
         return connection.socket, connection.reader.rest() + data
 
     def close(self, connection: Connection) -> None:
-        """Close a connection, without telling the listener."""
+        """Close a connection. Its listener's `on_end` is not called."""
         if connection.is_closed:
             return
         connection.is_closed = True
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._strangers.pop(connection, None)
-        self._resume_accepting()
+        self._resume_accepting()  # its descriptor is free
 
     def close_all(self) -> None:
         """Close all connections and listening sockets."""
