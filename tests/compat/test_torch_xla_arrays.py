@@ -136,7 +136,7 @@ def test_a_view_that_is_wrapped_again_follows_its_array():
     view = xs.wrap_as_sharded_tensor(xs.mark_sharding(VALUE, GRID, ("x", None)))
     assert xs.wrap_as_sharded_tensor(view) is view
     assert xs.wrap_as_sharded_tensor(view, mesh_shape=(8,)).mesh_shape == (8,)
-    view.global_tensor = xs.mark_sharding(VALUE, GRID, (None, "y")).global_tensor
+    view.global_tensor = xs.mark_sharding(VALUE, GRID, (None, "y"))
     assert (view.mesh_shape, view.partition_spec) == ((8,), (None, "y"))
 
 
