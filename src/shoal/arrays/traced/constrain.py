@@ -156,7 +156,8 @@ def _constrained(leaves: Sequence[Leaf], gradient: bool) -> list[jax.Array]:
 def _check(leaf: Leaf, problems: list[str]) -> None:
     """Report why a leaf cannot be pinned here."""
     if leaf.layout is None:
-        if why := _cannot_clear(leaf.value):
+        why = _cannot_clear(leaf.value)
+        if why:
             problems.append(f"{leaf.path}: {why}")
         return
     types = leaf.layout.mesh.axis_types

@@ -74,7 +74,8 @@ def target_of(target: Any) -> Target:
     if _is_layout(target) or _is_stored(target):
         return Target([_target_leaf(ROOT, target)], [target], _first)
     if _is_function(target):  # after the others: JAX's meshes are callable
-        if why := wrong_arguments(target, _LEAF):
+        why = wrong_arguments(target, _LEAF)
+        if why:
             raise UsageTypeError(f"restore: target: {why}")
         return Target([_target_leaf(ROOT, target)], [target], _first)
     found, _ = flatten.flatten_tree(
