@@ -85,7 +85,8 @@ def ribbons_svg(traffic: Traffic, *, alone: bool = True) -> str:
     for column, tall in enumerate(high):
         canvas.rect(left=column * _WIDE, top=60, wide=_BAR, high=tall, kind="bar", round_=2)
     summary = "; ".join(f"{ribbon.step + 1}. {ribbon.words}" for ribbon in ribbons)
-    if hidden := len(traffic.flows) - len(high) + 1:
+    hidden = len(traffic.flows) - len(high) + 1
+    if hidden:
         canvas.text(
             x=0, y=80 + max(high), words=f"{hidden} more rounds are not shown", size=12, kind="dim"
         )

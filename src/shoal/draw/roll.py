@@ -228,7 +228,8 @@ def render_roll(
         parts.append(Text(f"and {more} in {counted(len(rows) - len(shown), 'row')}: --all"))
     parts += [_service(service) for service in roll.services]
     parts += [Text(line, style="yellow") for line in roll.programs[:_MOST_PROGRAMS]]
-    if (others := len(roll.programs) - _MOST_PROGRAMS) > 0:
+    others = len(roll.programs) - _MOST_PROGRAMS
+    if others > 0:
         parts.append(Text(f"and {counted(others, 'more such program')}: --json"))
     if note:
         parts.append(Text(note, style="bold red"))
@@ -244,7 +245,8 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
     for number, (state, size) in enumerate(roll.counts.items()):
         text.append(", " if number else "")
         text.append(f"{size} {state}", style=_STYLES.get(state, ""))
-    if (median_s := roll.median_step_s) is not None:
+    median_s = roll.median_step_s
+    if median_s is not None:
         text.append(f"; median step time {in_seconds(median_s)}")
         own_s = roll.median_own_s
         if own_s is not None and own_s < 0.99 * median_s:

@@ -137,7 +137,8 @@ def _blocks(hlo: str) -> Blocks:
     lines: list[str] | None = None
     for line in hlo.splitlines():
         if lines is None:
-            if head := _HEAD.match(line):
+            head = _HEAD.match(line)
+            if head:
                 lines = []
                 found[head[2]] = (head[1] is not None, lines)
         elif line.startswith("}"):
@@ -196,7 +197,8 @@ def _collective(found: re.Match[str], line: str, times: int, is_scattered: bool)
     sends = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else []
     receivers = tuple(sorted(int(receiver) for sender, receiver in sends if sender != receiver))
     op_name = operation[1] if operation else ""
-    frame = int(at[1]) if (at := re.search(r"\bstack_frame_id=(\d+)", line)) else 0
+    stack_frame = re.search(r"\bstack_frame_id=(\d+)", line)
+    frame = int(stack_frame[1]) if stack_frame else 0
     return Collective(name, opcode, held, size, receivers, times, op_name, frame)
 
 
@@ -207,10 +209,12 @@ def _bytes(dtype: str, dims: str) -> int:
 
 def _group_size(attributes: str) -> int:
     """Return the number of devices in a group: XLA prints groups in three ways."""
-    if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}", attributes):
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}", attributes)
+    if listed:
         groups: list[str] = re.findall(r"\{([\d,]*)\}", listed[1])
         return max(group.count(",") + 1 for group in groups)
-    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+    iota = re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes)
+    if iota:
         return int(iota[1])
     named = re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\([^)]*(?:\([^)]*\))?\))? "
                       r"\{([^}]*)\}", attributes)  # fmt: skip
@@ -339,7 +343,8 @@ def flow_of(hlo: str) -> ProgramFlow:
             users.setdefault(operand, []).append((name, number))
         if one.opcode == "parameter":
             parameters.setdefault(one.computation, {})[int(one.inside)] = name
-        if called := one.called("calls"):
+        called = one.called("calls")
+        if called:
             fusions[name] = called
     return ProgramFlow(
         {name: tuple(rows) for name, rows in users.items()},

@@ -177,7 +177,8 @@ def _cells(topology: Topology, mesh: Mesh, ids: IntArray) -> IntArray:
     order = np.argsort(known, kind="stable")
     at = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
     cells = order[at]
-    if (strange := np.unique(ids[known[cells] != ids])).size:
+    strange = np.unique(ids[known[cells] != ids])
+    if strange.size:
         shown = ", ".join(map(str, strange[:8].tolist())) + (", …" if strange.size > 8 else "")
         raise UsageError(
             f"cost: {mesh!r} has devices that {topology.text} lacks: {shown}; "

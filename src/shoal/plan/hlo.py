@@ -180,7 +180,8 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
     check_layout("hlo_text", layout)
     if integer("hlo_text", "version", version) not in (1, 2):
         raise UsageError(f"hlo_text: version {version!r} must be 1 or 2")
-    if other := {axis: how for axis, how in layout.partial.items() if how != "sum"}:
+    other = {axis: how for axis, how in layout.partial.items() if how != "sum"}
+    if other:
         raise UsageError(f"hlo_text: {other}: HLO can express only pending sums")
     if layout.is_replicated:
         return "{replicated}"

@@ -48,7 +48,8 @@ def layout_of_text(text: str) -> Layout:
     """
     if not isinstance(text, str):
         raise UsageTypeError(f"layout_of_text: {text!r} must be a string")
-    if one := re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text):
+    one = re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text)
+    if one:
         return Layout(Mesh({}, device_ids=[int(one[1])]))
     if text == "{replicated}":
         return Layout(Mesh({}))

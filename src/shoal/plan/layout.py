@@ -353,7 +353,8 @@ def _read_partial(words: Words) -> dict[str, str]:
     while True:
         reduction = words.name()
         words.expect("over")
-        if (axis := words.name()) in partial:
+        axis = words.name()
+        if axis in partial:
             raise words.error(f"axis {axis!r} occurs twice,")
         partial[axis] = reduction
         if not words.skip(","):

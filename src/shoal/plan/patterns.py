@@ -122,7 +122,8 @@ def near(pattern: str, names: Collection[str], sign: str = "") -> str:
     for text in (pattern.rstrip("/"), *_variants(pattern, names)):
         if text != pattern and taken(text, names):
             return f"; did you mean {sign + text!r}?"
-        if text and (count := sum(name.startswith(f"{text}/") for name in names)):
+        count = sum(name.startswith(f"{text}/") for name in names)
+        if text and count:
             leaves = "1 leaf" if count == 1 else f"{count} leaves"
             below = f"{sign}{escaped(text)}/**"
             return f"; did you mean {below!r}? {text!r} is a directory of {leaves}"
@@ -155,7 +156,8 @@ def _corrected(pattern: str, names: Collection[str]) -> str:
         here = {one for path in found for one in (path if is_anywhere else [path[number]])}
         fitting = {one for one in here if part == "**" or matches(part, one)}
         if not fitting:
-            if (chosen := closest(part, sorted(here))) is None:
+            chosen = closest(part, sorted(here))
+            if chosen is None:
                 return ""
             fitting, parts[number] = {chosen}, escaped(chosen)
         paths = [path for path in found if is_anywhere or path[number] in fitting]

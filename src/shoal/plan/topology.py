@@ -72,9 +72,11 @@ def parse(text: str) -> Topology:
     if not isinstance(text, str):
         raise UsageTypeError(f"parse takes the text of a topology, not {text!r}; {_EXAMPLES}")
     words = " ".join(text.split())
-    if found := _FLAT.fullmatch(words):
+    found = _FLAT.fullmatch(words)
+    if found:
         return Flat(int(found[1]), found[2] or "cpu")
-    if found := _HOSTS.fullmatch(words):
+    found = _HOSTS.fullmatch(words)
+    if found:
         return Hosts(int(found[2]), int(found[3]), found[1], int(found[4]) if found[4] else None)
     slices: list[Torus] = []
     made: dict[str, Torus] = {}
@@ -115,7 +117,8 @@ def _torus(words: str, text: str) -> Torus:
 def _wrap(value: str, shape: tuple[int, ...], text: str) -> tuple[bool, ...]:
     dims = DIMS[: len(shape)]
     given = "" if value == "none" else value
-    if unknown := [dim for dim in given if dim not in dims]:
+    unknown = [dim for dim in given if dim not in dims]
+    if unknown:
         raise UsageError(f"{text!r}: wrap={value}: there is no dim {unknown[0]}, only {dims}")
     if len({*given}) < len(given):
         raise UsageError(f"{text!r}: wrap={value} names a dim twice")
@@ -185,7 +188,8 @@ def _device(one: Any) -> Device:
     """Read a JAX device, or a mapping of the same facts."""
     if isinstance(one, Mapping):
         read = {"process": 0, "coords": None, "core": 0, "slice": 0, "kind": "", "platform": ""}
-        if unknown := [name for name in one if name not in ("id", *read)]:
+        unknown = [name for name in one if name not in ("id", *read)]
+        if unknown:
             known = ("id", *read)
             raise UsageError(
                 f"from_devices: {unknown[0]!r} is not one of {', '.join(known)}"
@@ -233,7 +237,8 @@ def _problems(rows: Sequence[Device]) -> list[str]:
     kinds = {row.slice: set[str]() for row in rows}
     for row in rows:
         kinds[row.slice].add(row.kind)
-    if mixed := [sorted(own) for own in kinds.values() if len(own) > 1]:
+    mixed = [sorted(own) for own in kinds.values() if len(own) > 1]
+    if mixed:
         problems.append(f"one slice has devices of several kinds: {', '.join(map(repr, mixed[0]))}")
     without = [row.id for row in rows if row.coords is None]
     if without and len(without) < len(rows):
@@ -356,7 +361,8 @@ def to_json(topology: Topology) -> dict[str, Any]:
     check_kind("to_json", topology, Topology, "a topology: parse makes one from text")
     fields: dict[str, Any] = {"topology": topology.text}
     for name in ("ids", "processes", "listed"):
-        if stored := getattr(topology.numbering, name):
+        stored = getattr(topology.numbering, name)
+        if stored:
             fields[name] = np.frombuffer(stored, np.int64).tolist()
     first = topology.slices[0] if isinstance(topology, Slices) else topology
     if isinstance(first, Torus):
@@ -378,7 +384,8 @@ def from_json(values: Mapping[str, Any]) -> Topology:
     known = ("topology", "ids", "processes", "listed", "kind", "origin")
     if not isinstance(values, Mapping) or "topology" not in values:
         raise UsageError(f"from_json: a topology has the keys {', '.join(known)}, the first always")
-    if unknown := [name for name in values if name not in known]:
+    unknown = [name for name in values if name not in known]
+    if unknown:
         raise UsageError(f"from_json: {unknown[0]!r} is not one of {', '.join(known)}")
     topology = parse(values["topology"])
     facts = {name: values[name] for name in ("kind", "origin") if name in values}

@@ -62,7 +62,8 @@ def _fit(panel: CellTable, width: int | None) -> CellTable:
     if _width(panel) <= width:
         return panel
     for count in range(sum(label != "…" for label in panel.columns), 0, -1):
-        if _width(part := panel.ends(count)) <= width:
+        part = panel.ends(count)
+        if _width(part) <= width:
             return part
     return CellTable("", "", [], [])
 

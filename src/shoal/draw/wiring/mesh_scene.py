@@ -77,7 +77,8 @@ def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
     where = stands(boxes)
     index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
     places: dict[str, Any] = {}
-    if rank := boxes[0].rank:
+    rank = boxes[0].rank
+    if rank:
         origins = np.array([box.origin for box in boxes])[where.grounds[index]]
         places["coords"] = (where.places[index][..., :3] + origins)[..., :rank].tolist()
         places["cores"] = where.places[index][..., 3].tolist()
@@ -267,7 +268,8 @@ class _Drawing:
             links = links_between(start, end, box)
             around = (0, 0, 0) if links is None else ways_round(start, end, box)
             yield Arrow(number, hop, begin, stop, links, around)
-        if missing := missing + max(0, axis.size - self.most.arrows):
+        missing = missing + max(0, axis.size - self.most.arrows)
+        if missing:
             self.notes.append(f"{missing} of {axis.size} hops of {quote(axis.name)} are not shown")
 
     def _place(self, at: Standing) -> MarkPlace | None:
@@ -326,7 +328,8 @@ class Stands(NamedTuple):
           UsageError: some are missing.
         """
         index = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        if (wrong := np.unique(ids[self.ids[index] != ids])).size:
+        wrong = np.unique(ids[self.ids[index] != ids])
+        if wrong.size:
             raise UsageError(
                 f"devices {short_runs(wrong)} of the mesh are not in the topology, whose ids are "
                 f"{short_runs(self.ids)}"

@@ -308,7 +308,8 @@ class Slices(Topology):
         slices = tuple(self.slices)
         if not slices:
             raise UsageError("Slices: there must be at least one slice")
-        if wrong := [one for one in slices if not isinstance(one, Torus)]:
+        wrong = [one for one in slices if not isinstance(one, Torus)]
+        if wrong:
             raise UsageError(f"Slices: {wrong[0]!r} is not a Torus")
         plain = tuple(
             one if one.numbering == PLAIN else dataclasses.replace(one, numbering=PLAIN)

@@ -78,7 +78,8 @@ def check_ids(ids: object, shape: tuple[int, ...] | None, problems: list[str]) -
     flat = array.ravel()
     if flat.size and flat[0] == 0 and (flat == np.arange(flat.size)).all():
         return None
-    if (negative := flat[flat < 0]).size:
+    negative = flat[flat < 0]
+    if negative.size:
         problems.append(f"device ids are negative: {_some(negative)}")
     distinct, counts = np.unique(flat, return_counts=True)
     if (counts > 1).any():
@@ -93,10 +94,12 @@ def check_processes(
     if processes is None:
         return 0
     array = _integers(processes, "processes", problems)
-    if array is not None and (negative := array[array < 0]).size:
-        problems.append(f"processes are negative: {_some(np.unique(negative))}")
-    if array is not None and array.ndim == 0:
-        return int(array)
+    if array is not None:
+        negative = array[array < 0]
+        if negative.size:
+            problems.append(f"processes are negative: {_some(np.unique(negative))}")
+        if array.ndim == 0:
+            return int(array)
     array = _fit(array, shape, "processes", problems)
     return 0 if array is None else array
 

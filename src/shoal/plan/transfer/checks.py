@@ -39,7 +39,8 @@ class Move(NamedTuple):
     @property
     def why_reduces(self) -> str:
         """What the source has pending, which sends of pieces cannot reduce; "" if nothing."""
-        if not (pending := terms_of(self.source)):
+        pending = terms_of(self.source)
+        if not pending:
             return ""
         return (
             f"the source is pending ({_shown(pending)}), and sends of pieces reduce nothing: "
@@ -78,7 +79,8 @@ def checked_move(
     sizes = _check_shape(source, target, shape, problems)
     if sizes and math.prod(max(size, 1) for size in sizes) * item_bytes > _MOST_BYTES:
         problems.append(f"shape {sizes} of {item_bytes} bytes an element has more than 2^62 bytes")
-    if pending := terms_of(target):
+    pending = terms_of(target)
+    if pending:
         problems.append(
             f"the target is pending ({_shown(pending)}), but a move ends with values: leave "
             "partial out of the target"

@@ -532,7 +532,8 @@ class _PathSearch:
             yield direct
         elif node == self._first:
             for after in self._states():
-                if (found := self._exchange(node, after)) is not None:
+                found = self._exchange(node, after)
+                if found is not None:
                     yield found
 
     def _exchange(self, node: SearchNode, after: SearchNode) -> Weighed | None:

@@ -113,7 +113,8 @@ def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
         near.setdefault((int(held[device]), int(processes[device])), []).append(device)
     sender_of: dict[int, int] = {}
     for receiver in changing.tolist():
-        if have := near.get((int(wanted[receiver]), int(processes[receiver]))):
+        have = near.get((int(wanted[receiver]), int(processes[receiver])))
+        if have:
             sender_of[receiver] = have.pop()
     far: dict[int, list[int]] = {}
     for (tile, _), left in near.items():

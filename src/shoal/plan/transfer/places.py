@@ -44,7 +44,8 @@ def places(operation: str, source: Mesh, target: Mesh, topology: Topology | None
         return Places(devices, _owners(operation, source, target), np.zeros(len(devices), np.int64))
     check_topology(operation, topology)
     known = topology.device_ids.ravel()
-    if (strange := np.setdiff1d(devices, known)).size:
+    strange = np.setdiff1d(devices, known)
+    if strange.size:
         raise UsageError(
             f"{operation}: the meshes have devices that {topology.text} lacks: {_listed(strange)}; "
             f"its ids are {known.min()} to {known.max()}"
@@ -61,7 +62,8 @@ def _owners(operation: str, source: Mesh, target: Mesh) -> IntArray:
     order = np.argsort(ids, kind="stable")
     ids, owners = ids[order], owners[order]
     twice = ids[1:] == ids[:-1]
-    if (strange := ids[1:][twice & (owners[1:] != owners[:-1])]).size:
+    strange = ids[1:][twice & (owners[1:] != owners[:-1])]
+    if strange.size:
         raise UsageError(
             f"{operation}: source and target give different processes for the same devices: "
             f"{_listed(strange)}; a device has one process"

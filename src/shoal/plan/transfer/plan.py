@@ -184,7 +184,8 @@ def plan_transfer(
     move = checked_move(
         operation="plan_transfer", source=source, target=target, shape=shape, item_bytes=item_bytes
     )
-    if other := {axis: how for axis, how in source.partial.items() if how != "sum"}:
+    other = {axis: how for axis, how in source.partial.items() if how != "sum"}
+    if other:
         raise UsageError(f"plan_transfer: {other}: only sums can be reduced by a move")
     if topology is None and links is None:
         return transfer_of(move)

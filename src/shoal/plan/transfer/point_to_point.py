@@ -399,7 +399,8 @@ class _Loads:
         """Send a parcel to the devices of a host that has it."""
         queue = _Queue(self._load, parcel.holders[host])
         for receiver in parcel.needers[host]:
-            if self._may_wait(parcel, least := queue.least()):
+            least = queue.least()
+            if self._may_wait(parcel, least):
                 return
             yield self._send(parcel, least.device, receiver)
 
