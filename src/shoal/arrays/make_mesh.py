@@ -302,7 +302,8 @@ def _options(wish: OrderWish, mesh: Mesh) -> list[str]:
         entries = sorted(named["across"].items())
         named["across"] = {axis: _plain(amount) for axis, amount in entries}
     lines = [f"{name}={value!r}" for name, value in named.items()]
-    if described := settings.text("SHOAL_TOPOLOGY"):
+    described = settings.text("SHOAL_TOPOLOGY")
+    if described:
         lines.append(f"SHOAL_TOPOLOGY={described!r}")
     explicit = [axis for axis, kind in mesh.axis_types.items() if kind == "explicit"]
     return [*lines, f"explicit axes {', '.join(explicit)}"] if explicit else lines
@@ -626,8 +627,10 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
 def order_problems(wish: OrderWish, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and with the other arguments."""
     split = wish.allow_split_physical_axes
-    if split is not None and (wrong := not_flags(allow_split_physical_axes=split)):
-        return wrong
+    if split is not None:
+        wrong = not_flags(allow_split_physical_axes=split)
+        if wrong:
+            return wrong
     if wish.order is not None and str(wish.order) not in ("wires", "given"):
         return [f"order={wish.order!r} must be 'wires' or 'given'"]
     if wish.order != "given":

@@ -173,7 +173,8 @@ def _leaf(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule
     if not has_rule:
         raise UsageError("no rule matches; '**': () at the end replicates all other leaves")
     if is_function(given):
-        if why := wrong_arguments(given, "the leaf"):
+        why = wrong_arguments(given, "the leaf")
+        if why:
             raise UsageError(why)
         function, given = given, given(name, value)
         if given is None:  # a function without a return statement

@@ -356,7 +356,8 @@ def _difference(
     )
     here = Said((), call=call.operation, name=call.name or "", site=call.site, leaf=leaf.line)
     sides = [_side(here, group, value) for group, value in zip(shown, values, strict=True)]
-    if rest := groups[len(shown) - 1 : -1]:
+    rest = groups[len(shown) - 1 : -1]
+    if rest:
         processes = sorted({one.process for group in rest for one in group})
         said = f"{sum(map(len, rest))} devices hold other values"
         sides.append(here._replace(processes=processes, said=said, groups=len(rest)))

@@ -59,7 +59,9 @@ class FlatItems:
         at = 0
         for box in boxes(self.shape, low, high):
             sizes = [end - first for first, end in box]
-            self._fill(out[at : (at := at + math.prod(sizes))].reshape(sizes), box)
+            stop = at + math.prod(sizes)
+            self._fill(out[at:stop].reshape(sizes), box)
+            at = stop
         return out.view(np.uint8)
 
     def _fill(self, target: Array, box: Box) -> None:

@@ -102,14 +102,17 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
     if isinstance(value, jax.core.Tracer):
         return WrongType(f"{path}: is a value inside jit or grad; pass it out first")
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
-        if isinstance(value, jax.Array) and (why := without_values(value)):
-            return f"{path}: {why}"
+        if isinstance(value, jax.Array):
+            why = without_values(value)
+            if why:
+                return f"{path}: {why}"
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             impl, words, dtype = _key(value.dtype)
             return LeafSpec(
                 path, kind="key", dtype=dtype, shape=value.shape, words=words, impl=impl
             )
-        if why := no_fixed_bits(value.dtype):
+        why = no_fixed_bits(value.dtype)
+        if why:
             return WrongType(f"{path}: has dtype {value.dtype}, {why}")
         return LeafSpec(path, "array", value.dtype, value.shape)
     instead = advice(value, "pass", "sent", can_register=True) or _KNOWN
@@ -237,7 +240,8 @@ def _of_numpy(path: str, value: Any) -> LeafSpec | str:
     if isinstance(value, np.ma.MaskedArray):
         return WrongType(f"{path}: is a masked array, and the mask would be lost; fill it first")
     dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
-    if why := no_fixed_bits(dtype):
+    why = no_fixed_bits(dtype)
+    if why:
         return WrongType(f"{path}: has dtype {value.dtype}, {why}")
     kind = "array" if isinstance(value, np.ndarray) else "scalar"
     return LeafSpec(path, kind, dtype, value.shape)

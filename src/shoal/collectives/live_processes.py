@@ -137,7 +137,8 @@ class LiveBlock:
         reports = self._meet(words.encode(errors="replace"))
         me = ThisProcess(self._coordinator.process, self._coordinator.hosts)
         what = f"{me}: {self._name} ({callsite()}) has failed"
-        if lost := [process for process in self._living if process not in reports]:
+        lost = [process for process in self._living if process not in reports]
+        if lost:
             names = f"{listed(lost)} died or left inside"
             raise ProcessLostError(f"{what}: {names}", lost=dict.fromkeys(lost, names)) from error
         failed = {process: text.decode() for process, text in reports.items() if text}

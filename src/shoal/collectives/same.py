@@ -336,7 +336,8 @@ def first_item(one: FlatItems, other: FlatItems) -> int:
     """Return the first item that differs; compares the bits."""
     for low in range(0, len(one), _ITEMS):
         here, there = one.read(low, low + _ITEMS), other.read(low, low + _ITEMS)
-        if (apart := np.flatnonzero(here != there)).size:
+        apart = np.flatnonzero(here != there)
+        if apart.size:
             return low + int(apart[0]) // one.dtype.itemsize
     return 0  # changed since the comparison
 

@@ -41,7 +41,8 @@ def version_rows(shown: Sequence[str], groups: Sequence[Sequence[int]], call: Sa
         call._replace(processes=group, said=text + marks[n])
         for text, n, group in zip(shown, again, groups, strict=False)
     ]
-    if rest := groups[len(shown) :]:
+    rest = groups[len(shown) :]
+    if rest:
         versions = "1 more version" if len(rest) == 1 else f"{len(rest)} more versions"
         who = sorted(p for group in rest for p in group)
         rows.append(call._replace(processes=who, said=versions, groups=len(rest)))

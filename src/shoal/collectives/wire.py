@@ -193,7 +193,8 @@ def join_data(
     buffers: list[Buffer] = [np.array(numbers, _NUMBER).tobytes()]
     at = len(buffers[0])
     for leaf, body in zip(leaves, bodies, strict=True):
-        if gap := -at % leaf.align:
+        gap = -at % leaf.align
+        if gap:
             buffers.append(bytes(gap))
         buffers.append(body)
         at += gap + len(body)

@@ -150,11 +150,14 @@ def _line(device: Any) -> str:
     if device.device_kind and device.device_kind != device.platform:
         words.append(device.device_kind)
     words.append(f"process {device.process_index}")
-    if (coords := getattr(device, "coords", None)) is not None:
+    coords = getattr(device, "coords", None)
+    if coords is not None:
         words.append(f"at {tuple(coords)}")
-    if (core := getattr(device, "core_on_chip", None)) is not None:
+    core = getattr(device, "core_on_chip", None)
+    if core is not None:
         words.append(f"core {core}")
-    if (number := getattr(device, "slice_index", None)) is not None:
+    number = getattr(device, "slice_index", None)
+    if number is not None:
         words.append(f"slice {number}")
     return ", ".join(words)
 

@@ -98,7 +98,8 @@ def twins(
         hosts.setdefault(cpus[cpu], []).append(cpu)
     twin_of: dict[int, int] = {}
     for device in sorted(accelerators):
-        if free := hosts.get(accelerators[device]):
+        free = hosts.get(accelerators[device])
+        if free:
             twin_of[device] = free.pop(0)
     return {
         device: twin_of[device]

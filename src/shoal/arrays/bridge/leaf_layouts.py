@@ -293,7 +293,8 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
     """
     rank = np.ndim(value)
     if is_function(given):
-        if why := wrong_arguments(given, "the leaf"):
+        why = wrong_arguments(given, "the leaf")
+        if why:
             raise UsageError(why)
         given = given(keystr(path, simple=True, separator="/"), value)
         if not is_one_layout(given) or is_function(given):

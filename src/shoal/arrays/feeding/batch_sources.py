@@ -58,7 +58,8 @@ def _state_of(*readers: object) -> ReaderState:
     """
     for reader in readers:
         for name in ("get_state", "state_dict"):
-            if callable(state := getattr(reader, name, None)):
+            state = getattr(reader, name, None)
+            if callable(state):
                 try:
                     return ReaderState(True, copy.deepcopy(state()))
                 except Exception as error:  # noqa: BLE001 - raised by `Feed.reader_state`

@@ -112,7 +112,8 @@ def _first_size(
     batch: BatchId, statuses: Mapping[int, Status], having: Mapping[int, Status]
 ) -> int:
     """Return the size of all batches, which the first one decides."""
-    if empty := [p for p in statuses if p not in having]:
+    empty = [p for p in statuses if p not in having]
+    if empty:
         raise UsageError(
             f"{batch.me}: {batch.words}: the reader of {listed(empty)} is empty, that of "
             f"{listed(having)} is not; let each process read rows, or read by row index (batch=)"
@@ -131,7 +132,8 @@ def _first_size(
 def _check_rows(
     batch: BatchId, size: int, statuses: Mapping[int, Status], short: Mapping[int, Status]
 ) -> None:
-    if long := {p: one for p, one in statuses.items() if one.size > size}:
+    long = {p: one for p, one in statuses.items() if one.size > size}
+    if long:
         raise UsageError(
             f"{batch.me}: {batch.words}: {_rows(long)}, more than in the first batch (of {size})"
         )

@@ -201,7 +201,8 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split, caller: Caller) -> 
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
     values = [_host(value, path, problems) for path, value in pairs]
     for (path, _), value in zip(pairs, values, strict=True):
-        if why := unfit(value):
+        why = unfit(value)
+        if why:
             problems.append(f"{path_text(path)}: {why}")
     raise_all("feed", problems)
     tree = jax.tree.unflatten(treedef, values)

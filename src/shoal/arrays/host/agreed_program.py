@@ -133,7 +133,8 @@ def _lines(leaves: Sequence[Leaf], arrays: Mapping[str, jax.Array]) -> list[str]
     lines = [*trail_lines(leaves)]
     others = dict(arrays)
     for number, leaf in enumerate(leaves, start=len(lines) - len(leaves)):
-        if (array := others.pop(leaf.path, None)) is not None:
+        array = others.pop(leaf.path, None)
+        if array is not None:
             origin = _text(array.sharding, array.ndim, leaf.layout.mesh)
             lines[number] = with_origin(lines[number], origin)
     for path, array in others.items():

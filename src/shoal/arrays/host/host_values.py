@@ -77,10 +77,13 @@ def _is_known(dtype: np.dtype[Any]) -> bool:
 
 def _instead(value: Any, verb: str) -> str:
     """Return what to give in place of a value that is no array."""
-    if form := array_form(value):
+    form = array_form(value)
+    if form:
         return f"{verb} {form}"
-    if callable(value) and (instead := advice(value, verb, "placed")):
-        return instead
+    if callable(value):
+        instead = advice(value, verb, "placed")
+        if instead:
+            return instead
     return f"{verb} a numpy array, a scalar or a jax.Array"
 
 
@@ -99,7 +102,8 @@ def deleted(array: jax.Array) -> str:
 
 def without_values(array: jax.Array) -> str:
     """Return why an array has no values that could be read, or an empty string."""
-    if why := deleted(array):
+    why = deleted(array)
+    if why:
         return why
     sharding = getattr(array, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding) or not sharding.spec.unreduced:
@@ -131,9 +135,11 @@ def unfit(value: Any) -> str:
 
     A mapped file is not read: its values are checked where they are cut (`device_form`).
     """
-    if why := cannot_hold(value):
+    why = cannot_hold(value)
+    if why:
         return why
-    if (change := narrowed(value)) is None:
+    change = narrowed(value)
+    if change is None:
         return ""
     if has_strict_dtypes():
         return f"{' would become '.join(change)}; cast, or {X64}"
@@ -182,8 +188,10 @@ def device_form(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     kept = device_dtype(array.dtype)
     if array.dtype == kept:
         return array
-    if is_mapped(array) and kept.itemsize < array.dtype.itemsize and (why := _too_large(array)):
-        raise UsageError(f"a mapped file {why}")
+    if is_mapped(array) and kept.itemsize < array.dtype.itemsize:
+        why = _too_large(array)
+        if why:
+            raise UsageError(f"a mapped file {why}")
     with np.errstate(over="ignore"):  # numbers that are infinite already
         return array.astype(kept)
 
@@ -224,7 +232,10 @@ def _too_large(array: np.ndarray[Any, Any] | np.generic) -> str:
     array = np.asarray(array)
     parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
     for part in parts:
-        if part.size and (number := _extreme(part, kept)) is not None:
+        if not part.size:
+            continue
+        number = _extreme(part, kept)
+        if number is not None:
             return f"holds {number}, which does not fit {kept}; cast, or {X64}"
     return ""
 

@@ -50,7 +50,8 @@ def record_trail(
       nodes: the line of the tree, shown where the leaves are equal.
       values: must the leaves' values also be equal?
     """
-    if (taking := _taking_part(leaves)) is not None:
+    taking = _taking_part(leaves)
+    if taking is not None:
         coordinator, group = taking
         digests = "\n".join([*map(_digest, leaves), *[""] * len(nodes)]) if values else ""
         spec = (*options, *trail_lines(leaves), *nodes)

@@ -284,8 +284,10 @@ def _whole_problems(leaf: Leaf) -> list[str]:
     if _is_part(leaf):
         return []
     array = seen(leaf.value)
-    if array is not None and (why := lies_elsewhere(array, leaf.layout)):
-        return _named(leaf, why)
+    if array is not None:
+        why = lies_elsewhere(array, leaf.layout)
+        if why:
+            return _named(leaf, why)
     must_divide(leaf, problems)
     return problems
 

@@ -67,7 +67,9 @@ class Where(NamedTuple):
         if self.result is None:
             return array
         target = sharding_of(self.result)
-        array = array if (same := relabelled(array, target)) is None else same
+        same = relabelled(array, target)
+        if same is not None:
+            array = same
         return move([ArrayMove(array, array, target)])[0]
 
 

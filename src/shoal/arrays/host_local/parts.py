@@ -154,8 +154,10 @@ def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array |
     """Return an array in the layout; None if it is not global, but whole in this process."""
     path, value, layout = leaf.path, leaf.value, leaf.layout
     is_array = isinstance(value, jax.Array)
-    if is_array and (array := relabelled(value, target)) is not None:
-        return array
+    if is_array:
+        array = relabelled(value, target)
+        if array is not None:
+            return array
     is_here = is_array and value.sharding.device_set == target.device_set
     if call.is_derivative and is_here and not value.is_fully_addressable:
         return move([ArrayMove(value, value, target)])[0]

@@ -299,7 +299,8 @@ def plan_relayout(
     check_way("plan_relayout", way)
     problems: list[str] = []
     for path, value in jax.tree_util.tree_leaves_with_path(tree):
-        if why := _why_not(value):
+        why = _why_not(value)
+        if why:
             problems.append(WrongType(f"{jax.tree_util.keystr(path)}: {why}" if path else why))
     raise_all("plan_relayout", problems)
     ends = [*(value.sharding for value in jax.tree.leaves(tree)), *jax.tree.leaves(layouts)]
@@ -318,7 +319,8 @@ def plan_relayout(
         if problems:  # what does not fit has no plan
             continue
         move = ArrayMove(leaf.value, leaf.value, sharding_of(leaf.layout, devices=devices))
-        if why := _why_not_planned(move, source, way):
+        why = _why_not_planned(move, source, way)
+        if why:
             problems.append(f"{leaf.path}: {why}")
         elif move.plan is not None:
             plans.append(_plan_of(move, move.plan, way, devices))

@@ -157,7 +157,8 @@ def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:
     if array is None:
         problems.append(f"{leaf.path}: is a value inside jit or vmap; constrain pins it there")
         return None
-    if why := deleted(array):
+    why = deleted(array)
+    if why:
         problems.append(f"{leaf.path}: {why}")
         return None
     return array

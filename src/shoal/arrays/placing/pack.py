@@ -183,8 +183,10 @@ def _problems(leaf: Leaf, column: Sequence[Any]) -> list[str]:
                 f"{leaf.path}: piece {number} is {value.dtype}{list(value.shape)}, "
                 f"piece 0 is {values[0].dtype}{list(values[0].shape)}"
             )
-        if isinstance(value, jax.Array) and (why := _cannot_be_piece(value)):
-            problems.append(f"{leaf.path}: piece {number} {why}")
+        if isinstance(value, jax.Array):
+            why = _cannot_be_piece(value)
+            if why:
+                problems.append(f"{leaf.path}: piece {number} {why}")
     return problems or _unequal_replicas(leaf, values, [n for n, _ in positions])
 
 

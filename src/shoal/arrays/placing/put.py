@@ -171,7 +171,8 @@ def _already(value: Any, target: NamedSharding) -> jax.Array | None:
     """Return an array that is on devices and need not pass through the host, else None."""
     if not isinstance(value, jax.Array):
         return None
-    if (array := relabelled(value, target)) is not None:
+    array = relabelled(value, target)
+    if array is not None:
         return array
     if target.is_fully_addressable and value.is_fully_addressable:
         value = strong(value)

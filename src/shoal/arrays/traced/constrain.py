@@ -133,7 +133,8 @@ def _checked(
     devices = via.devices if isinstance(via, RelayoutPlan) else None
     leaves, treedef = leaf_layouts(tree, layouts, problems, none_clears=True, devices=devices)
     for leaf in leaves:
-        if why := unfit(leaf.value):
+        why = unfit(leaf.value)
+        if why:
             problems.append(f"{leaf.path}: {why}")
         else:
             _check(leaf, problems)

@@ -118,14 +118,16 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
         ) from None
     for number, each in enumerate(shards):
         for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
-            if isinstance(leaf, jax.Array) and (why := deleted(leaf)):
+            why = deleted(leaf) if isinstance(leaf, jax.Array) else ""
+            if why:
                 name = f"{jax.tree_util.keystr(path)}: " if path else ""
                 problems.append(f"shard {number}: {name}{why}")
     raise_all("leave_manual", problems)
     for leaf, shape in zip(leaves, wanted, strict=True):
         full = leaf.layout.check_shape(shape)
         held = np.shape(leaf.value)
-        if (made := leaf.layout.global_shape(held)) != full:
+        made = leaf.layout.global_shape(held)
+        if made != full:
             problems.append(
                 f"{leaf.path}: shards of {held} in {leaf.layout!r} make {made}, not {full}"
             )
@@ -141,7 +143,8 @@ def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
     problems = []
     for number, (shard, device) in enumerate(zip(shards, own, strict=False)):
         devices = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
-        if away := sorted(d.id for d in devices & {*own} if d != device):
+        away = sorted(d.id for d in devices & {*own} if d != device)
+        if away:
             problems.append(
                 f"shard {number} is on device {away[0]}, in the place of the shard of "
                 f"device {device.id}; keep the order of enter_manual"

@@ -164,7 +164,8 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
     """Reject sums in a dtype that JAX would narrow, or whose layout the types do not determine."""
     problems = []
     wanted = _dtype(dtype, x.dtype)
-    if (kept := jax.dtypes.canonicalize_dtype(wanted)) != wanted:
+    kept = jax.dtypes.canonicalize_dtype(wanted)
+    if kept != wanted:
         problems.append(f"preferred_element_type: {wanted} would become {kept}")
     split = [spec[-1] for a in (x, weight) if (spec := tuple(jax.typeof(a).sharding.spec))]
     if layout is None and len(split) == 2 and not all(split):

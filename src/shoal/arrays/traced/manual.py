@@ -305,7 +305,8 @@ def _arguments(
     with use_mesh(region.mesh):
         leaves, treedef = leaf_layouts(args, layouts, problems)
     for leaf in leaves:
-        if why := unfit(leaf.value):
+        why = unfit(leaf.value)
+        if why:
             problems.append(f"{leaf.path}: {why}")
             continue
         _check(leaf, region, problems)
@@ -335,7 +336,8 @@ def _check(leaf: Leaf, region: _Region, problems: list[str]) -> None:
                 f"{leaf.path}: dim {number} is split by {', '.join(dim)}: the Manual axes "
                 f"({', '.join(sorted(region.axes))}) must come first"
             )
-        if outer := sorted(taken & set(dim)):
+        outer = sorted(taken & set(dim))
+        if outer:
             problems.append(
                 f"{leaf.path}: dim {number} is split by {', '.join(outer)}, and here values are "
                 "shards along these axes already"
@@ -373,7 +375,8 @@ def _results(result: Any, layouts: Layouts, region: _Region) -> tuple[list[Leaf]
     with use_mesh(region.mesh):
         leaves, treedef = leaf_layouts(result, layouts, problems)
     for leaf in leaves:
-        if why := unfit(leaf.value):
+        why = unfit(leaf.value)
+        if why:
             problems.append(f"{leaf.path}: {why}")
         else:
             _check(leaf, region, problems)
@@ -554,7 +557,8 @@ class Hunt:
         """Reject collectives that only some of their devices reach."""
         for program in programs:
             for name, axes in _collectives(program):
-                if differ := ", ".join(sorted(axes & {*chosen_by})):
+                differ = ", ".join(sorted(axes & {*chosen_by}))
+                if differ:
                     self.problems[
                         f"{name} over {differ} inside {what} whose predicate differs along "
                         f"{differ}: devices that skip it leave the others waiting for ever; make "
@@ -570,7 +574,8 @@ class Hunt:
         for var in operands:
             if self._is_constant(var) or not jnp.issubdtype(var.aval.dtype, jnp.inexact):
                 continue
-            if differ := ", ".join(repr(axis) for axis in sorted({*chosen_by} - _typed(var))):
+            differ = ", ".join(repr(axis) for axis in sorted({*chosen_by} - _typed(var)))
+            if differ:
                 self.problems[
                     f"a cond whose predicate differs along {differ} uses a "
                     f"{var.aval.dtype}{list(var.aval.shape)} that does not: its gradient would be "
@@ -608,7 +613,8 @@ def _typed(var: Any) -> frozenset[str]:
 def _collectives(program: Any) -> Iterable[tuple[str, frozenset[str]]]:
     """Yield the collectives of a program, nested ones included: name and axes."""
     for eqn in program.eqns:
-        if (axes := _axes(eqn)) and eqn.primitive.name not in _SILENT:
+        axes = _axes(eqn)
+        if axes and eqn.primitive.name not in _SILENT:
             yield eqn.primitive.name.removesuffix("_invariant"), axes
         for inner in programs_in(eqn):
             yield from _collectives(inner)

@@ -92,9 +92,11 @@ def _placed_alike(first: Any, second: Any) -> tuple[Any, Any]:
     """Return a pair with the one that is placed nowhere yet in the layout of the other."""
     if is_tracing() or any(isinstance(value, jax.core.Tracer) for value in (first, second)):
         return first, second
-    if (layout := _own_layout(first)) is not None and not _is_committed(second):
+    layout = _own_layout(first)
+    if layout is not None and not _is_committed(second):
         return first, put(second, layout)
-    if (layout := _own_layout(second)) is not None and not _is_committed(first):
+    layout = _own_layout(second)
+    if layout is not None and not _is_committed(first):
         return put(first, layout), second
     return first, second
 
