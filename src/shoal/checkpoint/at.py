@@ -28,8 +28,10 @@ def store_at(path: object, prefix: str, call: str = "") -> Store:
         return store_of(path)
     if hasattr(path, "collect_garbage"):
         return cast(Store, path)
-    if isinstance(path, str | bytes | os.PathLike) and is_address(text := os.fsdecode(path)):
-        return store_of(Bucket(text))
-    if call and not isinstance(path, str | bytes | os.PathLike):
+    if isinstance(path, str | bytes | os.PathLike):
+        text = os.fsdecode(path)
+        if is_address(text):
+            return store_of(Bucket(text))
+    elif call:
         raise UsageTypeError(f"{prefix} must be a string or a pathlib.Path; write {call}")
     return LocalStore(local_path(path, prefix))

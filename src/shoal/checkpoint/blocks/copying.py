@@ -76,7 +76,8 @@ def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _:
       StorageError: one of the stores failed. The attempt stays, until it is stale.
     """
     checkpoint = open_checkpoint(source)
-    if (found := target.committed()) is not None:
+    found = target.committed()
+    if found is not None:
         return Copied(_same(checkpoint, target, found), 0, was_there=True)
     manifest = _begin(checkpoint, target)
     files = _files(checkpoint, manifest)
@@ -91,7 +92,8 @@ def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _:
     except StepAlreadyCommittedError:  # another process was faster
         with contextlib.suppress(CheckpointError):
             target.abandon(manifest.attempt)
-        if (found := target.committed()) is None:
+        found = target.committed()
+        if found is None:
             raise
         return Copied(_same(checkpoint, target, found), 0, was_there=True)
 

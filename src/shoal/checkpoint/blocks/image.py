@@ -191,7 +191,9 @@ def _scatter(piece: Piece, values: Array, out: Bytes, skip: int) -> None:
     first, at = skip // item_bytes, 0
     for part in boxes(extent, first, first + len(run)):
         sizes = [high - low for low, high in part]
-        target = run[at : (at := at + math.prod(sizes))].reshape(sizes)
+        stop = at + math.prod(sizes)
+        target = run[at:stop].reshape(sizes)
+        at = stop
         into, source = [], []
         for (low, high), (begin, end) in zip(part, box, strict=True):
             lower, upper = max(low, begin), min(high, end)

@@ -329,7 +329,8 @@ def is_intact(store: Store, piece: DamagedPart) -> bool:
     try:
         checkpoint = open_checkpoint(store)  # reads COMMIT, manifest and index
         files = {record.name: number for number, record in enumerate(checkpoint.index.files)}
-        if (number := files.get(piece.file)) is not None:
+        number = files.get(piece.file)
+        if number is not None:
             _check_sizes(checkpoint, [number])
             check_header(checkpoint, number)
             begin = (piece.offset or 0) // BLOCK_BYTES * BLOCK_BYTES
@@ -518,7 +519,8 @@ def _difference(
         if entries[name] != written:
             detail = f"says that {name[:_SHOWN_CHARACTERS]!r} is {entries[name]}"
             return leaf, f"{detail}; by manifest and index it is {written}"
-    if more := entries.keys() - expected.keys():
+    more = entries.keys() - expected.keys()
+    if more:
         return "", f"has an entry {min(more)[:_SHOWN_CHARACTERS]!r}, which the index lacks"
     return "", ""
 

@@ -235,8 +235,11 @@ class ObjectStore:
         Raises:
           StorageError: what lists nothing is no bucket.
         """
-        if count(found := look()) % _PAGE == 0 and not count(found := look()):
-            self._access.check_emptiness(self._left)
+        found = look()
+        if count(found) % _PAGE == 0:
+            found = look()
+            if not count(found):
+                self._access.check_emptiness(self._left)
         return found
 
     def _contents(self) -> PrefixContents:
@@ -333,7 +336,8 @@ class ObjectStore:
 
     def refresh(self, attempt: str) -> None:
         """See `Store.refresh`."""
-        if owner := self._owner(attempt):  # else committed or ended by now
+        owner = self._owner(attempt)
+        if owner:  # else committed or ended by now
             self._put_owner(attempt, owner)
 
     def _put_owner(self, attempt: str, owner: Mapping[str, Any]) -> None:
@@ -390,7 +394,8 @@ class ObjectStore:
 
         def look() -> Mapping[str, Any]:
             with contextlib.suppress(ValueError):
-                if isinstance(owner := json.loads(self.read(name)), dict):
+                owner = json.loads(self.read(name))
+                if isinstance(owner, dict):
                     return owner
             raise CorruptCheckpointError(f"{name} is not a JSON object", file=name)
 
@@ -674,7 +679,8 @@ def _is_empty_register(info: ObjectInfo) -> bool:
 def _is_settled(store: Store, names: Sequence[str]) -> bool:
     """Is a step committed, and are these the files that it needs, and no others?"""
     with contextlib.suppress(CheckpointError):
-        if (commit := store.committed()) is not None:
+        commit = store.committed()
+        if commit is not None:
             own, data = (COMMIT, commit.manifest.name, commit.index.name), f"data-{commit.attempt}-"
             return all(name in own or name.startswith(data) for name in names)
     return False

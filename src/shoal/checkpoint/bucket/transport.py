@@ -553,11 +553,13 @@ def reason(error: BaseException) -> tuple[int, str]:
         words = f"{found[1]} {words}" + (f" ({html.unescape(body)})" if body else "")
     else:
         inner, address = _INNERMOST.findall(text), _SERVER.search(head)
-        if certificate := _CERTIFICATE.search(text):
+        certificate = _CERTIFICATE.search(text)
+        if certificate:
             inner = [(f"invalid certificate: {_one_line(certificate[1])}", "")]
         words += f" ({''.join(inner[-1])})" if inner else ""
         words += f" at {address[0]}" if address else ""
-    if retries := _RETRIED.search(head):
+    retries = _RETRIED.search(head)
+    if retries:
         words += f", after {retries[1]} retries"
     return int(found[1]) if found else 0, _QUERY.sub("?…", words)[:300]
 

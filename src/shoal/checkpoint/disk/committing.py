@@ -130,7 +130,8 @@ def commit(folder: Folder, attempt: str, replaced: str = "") -> Commit:
     """
     fault_points.reach("save.assemble", None)
     give_back(folder)
-    if done := _settled(folder, attempt, replaced):
+    done = _settled(folder, attempt, replaced)
+    if done:
         return done
     try:
         _link(folder, attempt, replaced)
@@ -142,7 +143,8 @@ def commit(folder: Folder, attempt: str, replaced: str = "") -> Commit:
                 raise in_doubt(error) from error.__cause__
             if is_open:
                 raise
-        if done := _settled(folder, attempt, replaced):
+        done = _settled(folder, attempt, replaced)
+        if done:
             return done
         if not is_open:
             remove_attempt(folder, attempt)  # including files written after its end

@@ -58,8 +58,11 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
             path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,
         )  # fmt: skip
     hint = _WHAT_TO_DO.get(number)
-    if number in _MAY_BE_A_LINK and (link := dangling_link(path)):
-        why, hint = os.strerror(errno.ENOENT), f"{link}; mount or create that, or pass another path"
+    if number in _MAY_BE_A_LINK:
+        link = dangling_link(path)
+        if link:
+            why = os.strerror(errno.ENOENT)
+            hint = f"{link}; mount or create that, or pass another path"
     if doing == "link" and number in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
         hint = _NO_LINKS
     return StorageError(

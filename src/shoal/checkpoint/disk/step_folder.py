@@ -62,7 +62,8 @@ def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
     Raises:
       CorruptCheckpointError: COMMIT contradicts itself.
     """
-    if commit := read_commit(folder, COMMIT):
+    commit = read_commit(folder, COMMIT)
+    if commit:
         return COMMIT, commit
     tombstones = listing(folder).tombstones
     for attempt in tombstones:
@@ -72,7 +73,8 @@ def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
             if commit and commit.attempt != attempt:
                 return name, commit
     # It may have been renamed back since it was looked for.
-    if commit := read_commit(folder, COMMIT):
+    commit = read_commit(folder, COMMIT)
+    if commit:
         return COMMIT, commit
     return None
 

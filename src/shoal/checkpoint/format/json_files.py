@@ -217,7 +217,8 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def _commit_json(commit: Commit) -> dict[str, Any]:
-    if why := _too_large(commit):
+    why = _too_large(commit)
+    if why:
         raise UsageError(f"the checkpoint {why}; save fewer leaves, or shorter `user` data")
     return {
         "attempt": commit.attempt,
@@ -357,7 +358,8 @@ def _commit(fields: Fields) -> Commit:
         num_files=fields.size("num_files"),
         metrics=_metrics(fields),
     )
-    if why := _too_large(commit):
+    why = _too_large(commit)
+    if why:
         fields.refuse(why)
     return commit
 

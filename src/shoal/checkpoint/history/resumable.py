@@ -351,8 +351,11 @@ def compare(state: Leaves, made: Leaves, options: TargetOptions, detail: str, re
     }  # fmt: skip
     taken = options.selection([*names]).names
     for name in names:
+        if name not in taken:
+            continue
         its, mine = _at(state, name), _at(made, name)
-        if name in taken and (kind := _difference(its, mine)):
+        kind = _difference(its, mine)
+        if kind:
             kinds[kind].append(name)
             lines.append(
                 f"{name}: is {its or 'not there'}, and `init` makes {mine or 'no such leaf'}"

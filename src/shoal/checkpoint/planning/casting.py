@@ -115,7 +115,8 @@ def policy_for(value: Any, dtype: np.dtype[Any]) -> str:
         return "safe" if is_lossless(own, dtype) else "any"
     if dtype == np.bool_:
         return "any"
-    if (integers := _integers(dtype)) is not None:
+    integers = _integers(dtype)
+    if integers is not None:
         return "safe" if integers.min <= value <= integers.max else ""
     try:
         float(value)

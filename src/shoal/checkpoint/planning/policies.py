@@ -587,7 +587,8 @@ def _rule(part: Any) -> Rule | None:
     """Return a part of `every` as a rule; None: it is not one."""
     if isinstance(part, timedelta):
         return EverySeconds(part.total_seconds())
-    if (steps := as_integer(part)) is not None:
+    steps = as_integer(part)
+    if steps is not None:
         return EverySteps(steps)
     is_rule = isinstance(part, EverySteps | EverySeconds) or _is_plain_rule(part)
     return part if is_rule else None

@@ -97,9 +97,11 @@ class _PrefixPairs:
         if prefix in self.target or self.work > _MOST_WORK:
             self.left += names or [prefix]
             return
-        if prefix not in self.fixed and (other := self._whole(prefix, names)) is not None:
-            self._pair(prefix, other, names)
-            return
+        if prefix not in self.fixed:
+            other = self._whole(prefix, names)
+            if other is not None:
+                self._pair(prefix, other, names)
+                return
         for child in sorted({path[: len(prefix) + 1] for path in names}):
             self.whole(child)
 
@@ -166,7 +168,8 @@ class _PrefixPairs:
     def governing(self, path: Path) -> Path | None:
         """Return the prefix whose pair finds a leaf; None if none does."""
         for end in reversed([*_ends(path), len(path)]):
-            if (other := self.pairs.get(path[:end])) is not None:
+            other = self.pairs.get(path[:end])
+            if other is not None:
                 return path[:end] if (*other, *path[end:]) in self.stored else None
         return None
 

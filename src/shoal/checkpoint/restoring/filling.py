@@ -143,7 +143,8 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
     """Return how to restore a leaf to a value on the host."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data:
-        if (dtype := wish.dtype) is not None:
+        dtype = wish.dtype
+        if dtype is not None:
             return Filling([], lambda: array_of(record, dtype))
         return Filling([], lambda: plain_values.decode_value(record.kind, record.value))
     if record.kind == "per_process":

@@ -47,7 +47,8 @@ class DistinctBoxes(NamedTuple):
 def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None) -> Filling:
     """Return how to restore a leaf to devices; `place` overrides that of the wish."""
     record = checkpoint.manifest.leaves[wish.leaf]
-    if not record.has_data and (number := wish.dtype) is not None:
+    number = wish.dtype
+    if not record.has_data and number is not None:
         return Filling([], lambda: _everywhere(array_of(record, number), wish))
     stored, words = dtype_of(record.dtype), record.words
     dtype = wish.dtype or stored

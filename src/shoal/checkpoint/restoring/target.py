@@ -249,7 +249,8 @@ def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
     if options.is_word(names):
         raise mismatch([f"only={_WORD!r} takes what the target has, but no target was given"])
     selection = options.selection(names)
-    if problems := options.idle(selection, ()):
+    problems = options.idle(selection, ())
+    if problems:
         raise mismatch(problems)
     taken = [number for number, name in enumerate(names) if name in selection.names]
     return Wishes(tuple(Wish(number, None, None) for number in taken))

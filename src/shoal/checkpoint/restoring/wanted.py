@@ -114,8 +114,10 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fi
             detail = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
             text = f"the target's function returned {short_text(given)}, not a layout; {detail}"
             return Fit(None, problem=text)
-        if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
-            return Fit(None, problem=why)
+        if dtype is not None:
+            why = _refused(dtype, bool(jax.config.jax_enable_x64))
+            if why:
+                return Fit(None, problem=why)
         place = _sharding(_on_mesh(given), record.shape)
         is_free = _is_default(place) if leaf.is_free is None else leaf.is_free
         return Fit(place, is_free)
@@ -158,7 +160,8 @@ def _target_leaf(name: str, value: Any) -> TargetLeaf:
         return TargetLeaf(name, own=value, text="per process")
     if value is None:
         return TargetLeaf(name, text="as stored", is_none=True)
-    if kind := kind_of(value):
+    kind = kind_of(value)
+    if kind:
         is_number = kind in _NUMBERS or isinstance(value, np.number | np.bool_)
         why = f"is {short_text(value)}; {_TARGETS}"
         return TargetLeaf(name, text="as stored", no_array=why, is_number=is_number)
@@ -170,7 +173,8 @@ def _no_target(name: str, value: Any) -> TargetLeaf:
     why = f"is {with_article(type(value).__name__)}; {_TARGETS}"
     if isinstance(value, jax.Device):
         why = "is a device; pass jax.sharding.SingleDeviceSharding(device)"
-    if (dtype := _given_dtype(value)) is not None:
+    dtype = _given_dtype(value)
+    if dtype is not None:
         why = f"is the dtype {dtype}; pass jax.ShapeDtypeStruct(shape, {str(dtype)!r})"
     hint = f"it {why}"
     if isinstance(value, Enum) or is_dataclass(value):
@@ -194,7 +198,8 @@ def _given_dtype(value: Any) -> np.dtype[Any] | None:
 
 def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
     """Ask for a function's result; a wrong signature is reported only where it is used."""
-    if why := wrong_arguments(function, _LEAF):
+    why = wrong_arguments(function, _LEAF)
+    if why:
 
         def refuse(record: LeafRecord) -> NoReturn:
             raise UsageError(why)
@@ -277,7 +282,8 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
 def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
     """Return why no device can hold a dtype, or that JAX as configured would narrow it."""
     value = np.empty(0, dtype)
-    if why := cannot_hold(value):
+    why = cannot_hold(value)
+    if why:
         return why
     change = None if is_wide else narrowed(value)
     if change is None:

@@ -181,7 +181,10 @@ def check_space(store: Store, answers: Mapping[int, Mapping[str, Any]]) -> None:
     """
     needed = int(_SPARE * sum(answer["bytes"] for answer in answers.values()))
     known = [answer["free"] for answer in answers.values() if answer["free"] is not None]
-    if known and needed > (free := min(known)):
+    if not known:
+        return
+    free = min(known)
+    if needed > free:
         raise StorageFullError(
             f"{store.path}: the save needs {needed} bytes, but only {free} are free\n"
             "remove something, or save elsewhere; nothing was written",

@@ -173,7 +173,8 @@ def _step(operation: str, step: object, path: str) -> int | None:
     number = integer(operation, "step", step)
     if not 0 <= number < 1 << 62:
         raise UsageError(f"{operation}: step={number} must not be negative, and below 2**62")
-    if (named := step_at(path)) not in (None, number):
+    named = step_at(path)
+    if named not in (None, number):
         raise UsageError(
             f"{operation}: step={number}, and the directory is named after step {named}"
         )

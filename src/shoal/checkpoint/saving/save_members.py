@@ -129,9 +129,11 @@ class SaveMembers:
         me = ThisProcess(coordinator.process, coordinator.hosts)
         blamed = _blamed(cause)
         who = f" because of {listed(blamed)}: " if blamed else ": "
-        if phase == "agree" and (absent := _absent(cause, me.process)):
-            every = "every process" if self.group.is_all else "each of processes="
-            who = f" because {listed(absent)} did not call it: {every} must call save\n"
+        if phase == "agree":
+            absent = _absent(cause, me.process)
+            if absent:
+                every = "every process" if self.group.is_all else "each of processes="
+                who = f" because {listed(absent)} did not call it: {every} must call save\n"
         kept = "nothing of it is kept"
         if doubt is not None:
             kept = f"whether it was committed is not known, since the storage fails ({doubt})"
@@ -156,7 +158,8 @@ def _absent(cause: ShoalError, me: int) -> tuple[int, ...]:
 def _blamed(cause: ShoalError) -> tuple[int, ...]:
     """Return the processes that caused an error."""
     for name in ("lost", "failed", "missing"):
-        if found := getattr(cause, name, ()):
+        found = getattr(cause, name, ())
+        if found:
             return tuple(sorted(found))
     return ()
 

@@ -218,7 +218,8 @@ class _StateReading:
     def _of_jax(self, name: str, value: jax.Array) -> StateLeaf:
         if isinstance(value, jax.core.Tracer):
             _refuse(WrongType("is a value inside jit or grad; pass it out first"))
-        if why := without_values(value):
+        why = without_values(value)
+        if why:
             _refuse(why)
         words: tuple[int, ...] = ()
         kind, impl, dtype = "array", "", value.dtype
@@ -273,7 +274,8 @@ def _own_words(value: Any) -> tuple[str, Array] | None:
         return None
     if isinstance(value, jax.core.Tracer):
         _refuse(WrongType("is a value inside jit or grad; pass it out first"))
-    if why := without_values(value):
+    why = without_values(value)
+    if why:
         _refuse(why)
     return _key(value.dtype)[0], wire.host_view(value)
 

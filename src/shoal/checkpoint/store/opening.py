@@ -159,7 +159,8 @@ def unfinished(store: Store, save: str = "its save") -> str:
     Which of several attempts will be committed is open: the one refreshed last is described, in
     words about `save`.
     """
-    if why := store.why_absent():
+    why = store.why_absent()
+    if why:
         return why
     with contextlib.suppress(CorruptCheckpointError, UnsupportedCheckpointError):
         live = [one for one in store.state().attempts if one.is_live]
@@ -183,11 +184,14 @@ def _what_is_there(store: Store) -> str:
     """Return why there is nothing to read."""
     names = store.names()
     at = COMMIT if COMMIT in names else ""
-    if link := store.why_absent(at):
+    link = store.why_absent(at)
+    if link:
         return link
-    if steps := store.steps():
+    steps = store.steps()
+    if steps:
         count = counted(len(steps), "step")
         return f"is not a checkpoint but a history of {count}; pass the path of one"
-    if words := unfinished(store):
+    words = unfinished(store)
+    if words:
         return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

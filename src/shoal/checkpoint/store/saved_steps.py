@@ -73,7 +73,8 @@ def check_single(store: Store) -> None:
     Raises:
       UsageError: the directory holds steps.
     """
-    if count := len(store.steps()):
+    count = len(store.steps())
+    if count:
         raise UsageError(
             f"save({store.path!r}): that is a history of {counted(count, 'step')}\n"
             "save to another directory, or a step by `Checkpoints.save`"
@@ -118,7 +119,8 @@ def require(root: Store, step: int) -> CommittedStep:
     commit = store.committed()
     if commit is None:
         words = unfinished(store)
-        if (commit := store.committed()) is None:  # not committed meanwhile either
+        commit = store.committed()
+        if commit is None:  # not committed meanwhile either
             there = [one.step for one in commits(root, skip_corrupt=True)]
             detail = f"saved are {_listed(there, step)}" if there else "no step is"
             detail = f"{words}\n{detail}" if words else detail
@@ -130,7 +132,8 @@ def require(root: Store, step: int) -> CommittedStep:
 
 def none_saved(root: Store) -> NotCommittedError:
     """Return the error for a history without any committed step."""
-    if link := root.why_absent():
+    link = root.why_absent()
+    if link:
         return NotCommittedError(f"{root.path}: no step is saved; {link}", path=root.path)
     steps = reversed(root.steps())
     begun = (unfinished(store, f"the save of step {step}") for step, store in steps)
@@ -381,7 +384,8 @@ def retain(
     pairs = [one for one in root.steps(first) if one[0] not in damaged]
     at_once = root.pace.looks
     steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
-    if (last := max(steps, default=saved)) > saved:
+    last = max(steps, default=saved)
+    if last > saved:
         _LOG.warning(
             "step %d is saved, but a run would resume the later step %d: delete later steps if "
             "this run went back",

@@ -108,7 +108,8 @@ class Listing(NamedTuple):
         attempts: dict[str, list[str]] = {}
         tombstones, others, is_pinned = [], [], False
         for name in names:
-            if match := _OWNED.fullmatch(name):
+            match = _OWNED.fullmatch(name)
+            if match:
                 attempts.setdefault(match[1], []).append(name)
             elif match := _TOMBSTONE.fullmatch(name):
                 tombstones.append(match[1])

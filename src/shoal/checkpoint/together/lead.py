@@ -70,7 +70,8 @@ def raise_together(
     answers = agree(coordinator, call, brought, timeout_s=timeout_s, group=group.named)
     if raised is not None:
         raise raised
-    if who := failed_processes(answers):
+    who = failed_processes(answers)
+    if who:
         me = ThisProcess(coordinator.process, coordinator.hosts)
         raise decode_error(answers[who[0]], who[0], me)
 
