@@ -86,7 +86,8 @@ class JobStatus(NamedTuple):
         slowest_s = max((m.own_s for m in group if m.own_s is not None), default=None)
         if slowest_s is not None and median_s:
             line += f"; compute time {most}{slowest_s:.3g} s ({slowest_s / median_s:.2f}x)"
-        if memory := max(member.memory_bytes for member in group):
+        memory = max(member.memory_bytes for member in group)
+        if memory:
             line += f"; {most}{memory / 2**20:.0f} MiB"
         return line
 

@@ -87,7 +87,8 @@ def preempted(coordinator: Coordinator, step: int, *, timeout_s: float | None = 
     >>> step
     2
     """
-    if stops := _stops_at(coordinator, step, timeout_s):
+    stops = _stops_at(coordinator, step, timeout_s)
+    if stops:
         _send(coordinator, coordinator.stop.stop_at(int(step)))
     return stops
 
@@ -419,7 +420,8 @@ def _wait(
         while True:
             changes = stop.changes
             coordinator.check(call)
-            if (answer := ask()) is not None:
+            answer = ask()
+            if answer is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:

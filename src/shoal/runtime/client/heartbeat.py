@@ -186,7 +186,8 @@ class Watcher:
             if now >= beat_at:
                 grown = self._watched.trails.beat()
                 more: dict[str, Any] = {"trails": grown} if grown else {}
-                if noted := noted_rows(self._watched.programs.beat()):
+                noted = noted_rows(self._watched.programs.beat())
+                if noted:
                     more["programs"] = noted
                 self._watched.send({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)

@@ -128,7 +128,8 @@ class LocalJob:
         for one in sent:
             if isinstance(one, SaveOrder):
                 for coordinator in self.coordinators:
-                    if (report := coordinator.stop.saves.receive(one)) is not None:
+                    report = coordinator.stop.saves.receive(one)
+                    if report is not None:
                         self._carry(self._requests.receive(coordinator.process, report))
             else:
                 one.to(one.answer)

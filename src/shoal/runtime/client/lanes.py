@@ -207,7 +207,8 @@ class Lanes:
         key = self._key(point)
         wait = _Wait(threading.current_thread(), sys._getframe(2))
         with self._lock:
-            if (busy := self._busy.get(key)) is not None and not _is_over(busy, wait):
+            busy = self._busy.get(key)
+            if busy is not None and not _is_over(busy, wait):
                 raise self._other_thread(point)
             self._busy[key] = wait
 

@@ -203,7 +203,8 @@ class TcpCoordinator(BaseCoordinator):
 
     def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
-        if (closed := self._calls.closed) is not None:
+        closed = self._calls.closed
+        if closed is not None:
             self.troubles.mark_all_reported()
             raise closed.error(self._me, caller)
         self.troubles.check(caller)

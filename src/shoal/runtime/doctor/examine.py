@@ -399,7 +399,8 @@ def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
     lacking = ", ".join(name for name in launcher.needs if name not in found)
     if lacking:
         return f"{shown(found)} without {lacking}"
-    if len(numbers) == 1 and (half := f"{numbers[0]}={found[numbers[0]]}") in launcher.no_job:
+    half = f"{numbers[0]}={found[numbers[0]]}"
+    if len(numbers) == 1 and half in launcher.no_job:
         return f"{half} without {launcher.counts[0]}: a batch script or a shell, not a step"
     return ""
 

@@ -229,7 +229,8 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
     rank, _, root = min(claims, key=lambda claim: claim[:2])
     if rank <= _Rank.REPORTED:
         return [root]
-    if frozen := [ending for ending in endings if ending.was_frozen]:
+    frozen = [ending for ending in endings if ending.was_frozen]
+    if frozen:
         return frozen[:1]
     if rank == _Rank.FOUND or (rank == _Rank.TORN and not _has_gone_before(root, endings)):
         return [root]
@@ -355,7 +356,8 @@ def line_at(cause: Cause) -> CallPlace | None:
 def stands_of(group: Mapping[str, Any]) -> Waiting:
     """Parse where processes stand that make no progress, as the meeting place sends it."""
     place = None
-    if file := str(group.get("file", "")):
+    file = str(group.get("file", ""))
+    if file:
         place = CallPlace(file=file, line=int(group["line"]), source=str(group["source"]))
     processes = ProcessSet(map(int, group["processes"]))
     waits_for = str(group.get("waits_for", ""))

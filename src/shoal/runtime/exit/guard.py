@@ -296,7 +296,8 @@ class ExitGuard:
         """Record an exception, in torch's error file too if no other process led to it."""
         self._error, self._peers = error, peers_behind(error, gone)
         process = step = point = None
-        if (here := self._coordinator) is not None:
+        here = self._coordinator
+        if here is not None:
             process, step, point = here.process, here.progress.step, here.progress.point
         self._is_recorded = record(
             error, process=process, step=step, point=point, because_of=self._peers

@@ -331,7 +331,8 @@ def _print(failure: JobFailure, *, writes: bool = True) -> None:
     columns = os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal else 80
     style = Style.for_stream(is_terminal, columns, os.environ, sys.stderr.encoding)
     lines = report(failure, style, PROGRAM)
-    if (path := settings.text("SHOAL_FAILURE_FILE")) and writes:
+    path = settings.text("SHOAL_FAILURE_FILE")
+    if path and writes:
         try:
             write_private(path, json.dumps(to_json(failure), ensure_ascii=False))
         except OSError as error:

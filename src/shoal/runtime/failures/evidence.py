@@ -236,7 +236,8 @@ def _difference(
         lines += page.text(f"{silent} nothing; {found}.", most=2)
     known = {process for side in sides for process in side.processes}
     known.update(process for other in failure.others for process in other.processes)
-    if rest := {*processes} - known:
+    rest = {*processes} - known
+    if rest:
         lines += page.text(f"{capital(process_ranges(rest))} raised the same error.", most=2)
     if difference.failed_since:
         lines += page.text(failed_before(difference.failed_since), most=3)

@@ -213,7 +213,8 @@ def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
         return (_LIMITS[settings.is_set("SHOAL_STALLED_AFTER_S"), has_left],)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
-    if (found := first.difference) is not None:
+    found = first.difference
+    if found is not None:
         return tuple(
             needs(found.call, found.what, is_silent=found.found_at is not None).splitlines()
         )

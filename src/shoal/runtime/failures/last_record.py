@@ -307,7 +307,8 @@ def for_the_log(is_recorded: bool) -> Iterator[None]:
 def _mark(mark: bytes) -> None:
     with contextlib.suppress(Exception):  # the program may have closed or replaced the stream
         sys.stderr.flush()
-        if (file := sys.stderr.fileno()) in (1, 2):
+        file = sys.stderr.fileno()
+        if file in (1, 2):
             os.write(file, mark)
 
 

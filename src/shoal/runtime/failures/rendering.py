@@ -250,7 +250,8 @@ def _lines(
     else:
         for words in failure.programs[: limits.programs]:
             lines += page.text(sentence(words), "cause", most=3)
-        if (more := len(failure.programs) - limits.programs) > 0:
+        more = len(failure.programs) - limits.programs
+        if more > 0:
             lines += page.text(f"{capital(counted(more, 'more such program'))}.", "quiet")
         lines += evidence(failure, page)
         if failure.kind == "preempted":

@@ -104,7 +104,8 @@ def threads_of(text: str) -> list[ThreadStack]:
     frames: list[StackLine] = []
     more = 0
     for line in [*text.split("\n"), "Thread '':"]:
-        if head := _THREAD.fullmatch(line):
+        head = _THREAD.fullmatch(line)
+        if head:
             if name is not None:  # the first one is the main thread's, whatever its name
                 runs_program = any(not frame.package for frame in frames)  # a reader of `feed`
                 is_own = bool(threads) and name.startswith(_OWN_THREAD) and not runs_program
@@ -141,7 +142,8 @@ def without_packages(message: str) -> str:
     lines: list[str] = []
     is_shown = True
     for line in rest.split("\n"):
-        if frame := _RAISED.fullmatch(line):
+        frame = _RAISED.fullmatch(line)
+        if frame:
             is_shown = not package_of(frame[1])
         elif not line.startswith("    "):  # else the source of the frame above
             is_shown = True
@@ -173,9 +175,11 @@ def package_of(file: str) -> str:
         return "shoal"
     if file == "<string>":
         return _GENERATED
-    if found := _IN_PACKAGES.fullmatch(file):
+    found = _IN_PACKAGES.fullmatch(file)
+    if found:
         return _first(found[1])
-    if found := _IN_PYTHON.fullmatch(file):
+    found = _IN_PYTHON.fullmatch(file)
+    if found:
         return _first(found[1] or found[2])
     return "Python" if is_installed(file) else ""
 

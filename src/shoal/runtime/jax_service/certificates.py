@@ -97,7 +97,10 @@ class Certificates(NamedTuple):
         Raises:
           InitializeError: it cannot, and would end this process.
         """
-        if self.options and (words := self.problem() or self._try(jax_service, limit)):
+        if not self.options:
+            return
+        words = self.problem() or self._try(jax_service, limit)
+        if words:
             raise InitializeError(
                 f"JAX's service at {jax_service} cannot be joined by TLS: {words}"
             )
@@ -128,7 +131,8 @@ class Certificates(NamedTuple):
 
         As gRPC compares them, which takes an address among the names of hosts, too.
         """
-        if prefix := self.options.get(PREFIX, ""):
+        prefix = self.options.get(PREFIX, "")
+        if prefix:
             fits = any(kind == "URI" and name.startswith(prefix) for kind, name in names)
             return "" if fits else f"no URI of its certificate begins with {PREFIX}={prefix}"
         hosts = [name for kind, name in names if kind in ("DNS", "IP Address")]
@@ -147,7 +151,8 @@ class Certificates(NamedTuple):
                 context.wrap_socket(sock, server_hostname=host) as tls,
             ):
                 found: Mapping[str, Any] = tls.getpeercert() or {}
-                if words := self._misnamed(found.get("subjectAltName", ()), host):
+                words = self._misnamed(found.get("subjectAltName", ()), host)
+                if words:
                     return words
                 # In TLS 1.3 a refusal of this end's certificate comes after the handshake.
                 if not tls.recv(1):

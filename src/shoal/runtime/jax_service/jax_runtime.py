@@ -510,8 +510,10 @@ def use_loopback(is_on_one_host: bool | None) -> None:
     def connect(*arguments: Any, **options: Any) -> Any:
         if is_on_one_host:
             return make(*arguments, **options, hostname="127.0.0.1")
-        if not options.get("hostname") and (words := why_unresolved()):
-            raise OSError(f"{words}; {ADVICE}")
+        if not options.get("hostname"):
+            words = why_unresolved()
+            if words:
+                raise OSError(f"{words}; {ADVICE}")
         return make(*arguments, **options)
 
     connect.shoal_wraps = make  # type: ignore[attr-defined]
@@ -864,7 +866,8 @@ def note_programs(note: Callable[[Sequence[int], CompiledProgram], None]) -> str
     import jax
     from jax._src import compiler
 
-    if lacking := [*_lacking(PROGRAM_HOOKS)]:
+    lacking = [*_lacking(PROGRAM_HOOKS)]
+    if lacking:
         return f"compiled programs are not noted: JAX {jax.__version__} has no {lacking[0]}"
     there = compiler.compile_or_get_cached
     own = getattr(there, "shoal_wraps", there)

@@ -90,7 +90,8 @@ class _HostProcesses:
 
 def _look(pid: int) -> ProcessStatus:
     """Return the status of a process; its state is "X" if it is gone, "?" if unknown."""
-    if status := status_of(pid):
+    status = status_of(pid)
+    if status:
         return status
     if shows_own_pids():
         return _GONE

@@ -280,7 +280,8 @@ class Joining(Generic[To]):
             )
         if not 0 <= hello.process < count:
             problems.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
-        if there := self._here.get(hello.process):
+        there = self._here.get(hello.process)
+        if there:
             problems.append(f"two processes have the index {hello.process}: {there} and {hello}")
         first = next(iter(self._here.values()), hello)  # the others run the same versions
         if first.versions != hello.versions:

@@ -307,8 +307,10 @@ class Meeting(Roster[To]):
                 return self._finish(now, gathering, self._losses.answer(line.members))
         if mine is not first and differ(mine, first):
             return self._finish(now, gathering, divergence(gathering.points, line.failing))
-        if "\n" in mine.trail and (found := gathering.marks.add(process, mine.trail)):
-            return self._finish(now, gathering, TrailsApart(found))
+        if "\n" in mine.trail:
+            found = gathering.marks.add(process, mine.trail)
+            if found:
+                return self._finish(now, gathering, TrailsApart(found))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._lines.open_in(line.lane)

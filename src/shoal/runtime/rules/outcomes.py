@@ -158,7 +158,8 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     if me.process in missing:
         ended = f"the wait at {late.at}, which had ended after {late.timeout_s:g} s"
         summary = f"missed {ended} ({whose})"
-        if also := [process for process in missing if process != me.process]:
+        also = [process for process in missing if process != me.process]
+        if also:
             summary += f"; {listed(also)} did not arrive in time either"
     else:
         summary = f"waited {waited_s:.1f} s until {whose} ({late.timeout_s:g} s)"

@@ -192,7 +192,8 @@ def checked_processes(
     if processes is None:
         return tuple(range(num_processes))
     group = tuple(sorted({index_of(member) for member in processes}))
-    if outside := [member for member in group if not 0 <= member < num_processes]:
+    outside = [member for member in group if not 0 <= member < num_processes]
+    if outside:
         raise UsageError(f"{caller}: the job has processes 0..{num_processes - 1}, not {outside}")
     return group
 
@@ -212,9 +213,11 @@ def index_of(member: object) -> int:
 def group_problems(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
     """Return why these processes cannot be a group of `process`; empty if they can."""
     problems = []
-    if outside := [member for member in group if not 0 <= member < num_processes]:
+    outside = [member for member in group if not 0 <= member < num_processes]
+    if outside:
         problems.append(f"the job has processes 0..{num_processes - 1}, not {outside}")
-    if twice := sorted(member for member, count in Counter(group).items() if count > 1):
+    twice = sorted(member for member, count in Counter(group).items() if count > 1)
+    if twice:
         problems.append(f"named more than once: {twice}")
     if process not in group:
         problems.append(f"process {process} (this one) is not among the processes {list(group)}")

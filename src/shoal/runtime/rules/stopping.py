@@ -133,7 +133,8 @@ class Rounds:
         if report.round > self._round:
             self._begin(report.round)
         self.has_saved |= report.has_saved
-        if (stopped := report.stopped) is not None:
+        stopped = report.stopped
+        if stopped is not None:
             (self._failed.add if stopped.has_failed else self._failed.discard)(process)
             if self._stopped is None or stopped.kept > self._stopped.kept:
                 self._stopped = stopped

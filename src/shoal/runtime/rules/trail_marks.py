@@ -173,7 +173,8 @@ class LatestMarks:
         for count, digest in marks:
             holders.setdefault(count, {}).setdefault(digest, set()).add(process)
         for count, _ in marks:
-            if len(versions := holders[count]) > 1:
+            versions = holders[count]
+            if len(versions) > 1:
                 sides = sorted((sorted(who), digest) for digest, who in versions.items())
                 at = [TrailVersion(f"{count}:{digest}", "", "", who) for who, digest in sides]
                 found = self.found[key] = Found(*key, at)

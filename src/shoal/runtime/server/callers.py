@@ -276,7 +276,8 @@ def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
     Raises:
       FrameError: the verb is unknown.
     """
-    if (found := verbs.get(verb)) is None:
+    found = verbs.get(verb)
+    if found is None:
         raise FrameError(f"unknown verb {verb[:40]!r}")
     return found
 

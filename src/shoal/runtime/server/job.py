@@ -588,7 +588,8 @@ class JobMail:
 
     def push_to(self, process: int | None, frame: bytes) -> None:
         """Send a frame to a process that is connected, and may have reported a failure."""
-        if (life := self.lives.get(-1 if process is None else process)) is not None:
+        life = self.lives.get(-1 if process is None else process)
+        if life is not None:
             self.send(life.connection, frame)
 
     def push_gone(
@@ -717,7 +718,8 @@ class KeeperConnections:
 
     def add(self, host_id: str, connection: Connection) -> None:
         """Add a keeper's connection, perhaps in place of one that has fallen silent."""
-        if (before := self._of_hosts.get(host_id)) is not None:
+        before = self._of_hosts.get(host_id)
+        if before is not None:
             self._connections.close(before)  # its end is about to be read, or it is cut off
         self._of_hosts[host_id] = connection
 

@@ -222,7 +222,8 @@ class MeetingPlace:
 
     def _report_leaving(self) -> None:
         rounds = self.newest_job.leaving.rounds
-        if (state := (rounds.is_open, rounds.stopped)) != self._reported_leaving:
+        state = (rounds.is_open, rounds.stopped)
+        if state != self._reported_leaving:
             self._reported_leaving = state
             self._on_leaving(*state)
 

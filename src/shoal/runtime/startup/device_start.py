@@ -246,8 +246,10 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
         f"a likely hardware fault of {host}, if no other program holds the devices: look at its "
         "system log, and start the job without this host"
     )
-    if platform == "cpu" and coordinator.num_processes > 1 and (words := why_unresolved()):
-        words_of_error, advice = words, ADVICE
+    if platform == "cpu" and coordinator.num_processes > 1:
+        unresolved = why_unresolved()
+        if unresolved:
+            words_of_error, advice = unresolved, ADVICE
     return DeviceStartError(
         f"{me}: the {kind} devices failed to start: {words_of_error}\n{advice}",
         platform=platform,
@@ -275,7 +277,8 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
       DeadlineError: the deadline has passed.
     """
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-    if gone := gone_members(joined):
+    gone = gone_members(joined)
+    if gone:
         joined.troubles.mark_all_reported()
         joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.last_words for p, member in gone.items()}

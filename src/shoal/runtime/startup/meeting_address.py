@@ -128,7 +128,8 @@ def check_loopback(cluster: JobPlace) -> None:
     Raises:
       InitializeError: it is down.
     """
-    if words := why_no_loopback():
+    words = why_no_loopback()
+    if words:
         where = f" at {cluster.address}" if cluster.address else ""
         raise InitializeError(
             f"process {cluster.process} of {cluster.num_processes} cannot join the job{where}: "
@@ -146,7 +147,10 @@ def by_loopback(cluster: JobPlace) -> JobPlace:
       InitializeError: others may be elsewhere.
     """
     host, port = split_address(cluster.address) if cluster.address else ("", 0)
-    if not is_own(host) or not (why := why_unresolved(host)):
+    if not is_own(host):
+        return cluster
+    why = why_unresolved(host)
+    if not why:
         return cluster
     if cluster.is_on_one_host:
         return cluster._replace(address=address_text(_LOOPBACK, port))
@@ -225,8 +229,10 @@ def _start(
     bind = cluster.bind_host or bind_host(host)
     certificates = jax_runtime.certificates()
     refusal = token.refusal(str(cluster.address)) if token.lack else ""
-    if not (jax_service or refusal) and (problem := certificates.problem()):
-        refusal = f"JAX's service cannot start with mutual TLS: {problem}"
+    if not jax_service and not refusal:
+        problem = certificates.problem()
+        if problem:
+            refusal = f"JAX's service cannot start with mutual TLS: {problem}"
     started = services.start(
         cluster.num_processes,
         bind=bind,

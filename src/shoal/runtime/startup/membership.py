@@ -219,7 +219,8 @@ def _enter(
     place_host = split_address(joined.address)[0]
     jax_runtime.use_loopback(joined.welcome.is_on_one_host or is_loopback(place_host))
     if not is_attached:
-        if is_loopback(host := split_address(near)[0]):
+        host = split_address(near)[0]
+        if is_loopback(host):
             os.environ.update(without_proxy(host, os.environ))
         _connect_devices(joined, near, deadline, cluster.partition_index)
     fault_points.reach("initialize.after_devices", joined.process)
@@ -255,7 +256,8 @@ def _connect_devices(
     except BaseException:
         result.add_done_callback(_disconnect)  # now, or when it connects after all
         raise
-    if (error := result.exception()) is not None:
+    error = result.exception()
+    if error is not None:
         raise InitializeError(f"JAX's service at {joined.jax_service}: {error}") from error
     connection, jax_service = result.result(), joined.jax_service
     jax_runtime.install(

@@ -73,7 +73,9 @@ def unmark_member() -> None:
 def claim_index(cluster: JobPlace) -> socket.socket | None:
     """Return a socket by which others of this host learn that this process has joined its job."""
     with contextlib.suppress(OSError):
-        return listen_unix(name) if (name := _claim_of(cluster)) else None
+        name = _claim_of(cluster)
+        if name:
+            return listen_unix(name)
     return None
 
 
@@ -84,9 +86,12 @@ def refuse_child(cluster: JobPlace) -> None:
     member = _marked()
     if member is not None and member.is_another and member.jobs & _jobs(cluster):
         raise _child_of(member.process, member.pid)
-    if _is_main_imported() and _is_launched(parent := _parent()):
-        raise _child_of(cluster.process, parent)  # that was started before there was a mark
-    if (pid := _claimed_by(cluster)) not in (0, os.getpid()):
+    if _is_main_imported():
+        parent = _parent()
+        if _is_launched(parent):
+            raise _child_of(cluster.process, parent)  # that was started before there was a mark
+    pid = _claimed_by(cluster)
+    if pid not in (0, os.getpid()):
         raise InitializeError(
             f"process {cluster.process} of this job has joined it already (pid {pid}), and this "
             f"one has the same variables, as a child of it has: {_ADVICE}"
@@ -95,7 +100,8 @@ def refuse_child(cluster: JobPlace) -> None:
 
 def refuse_launched_child() -> None:
     """Raise InitializeError if this process is a child of a member, with the same launcher."""
-    if (cluster := _launched()) is not None:
+    cluster = _launched()
+    if cluster is not None:
         refuse_child(cluster)
 
 
@@ -136,7 +142,8 @@ def _claim_of(cluster: JobPlace) -> str:
 def _claimed_by(cluster: JobPlace) -> int:
     """Return the pid of the process of this host that has joined with this one's index, or 0."""
     with contextlib.suppress(OSError):
-        if name := _claim_of(cluster):
+        name = _claim_of(cluster)
+        if name:
             with connect_unix(name) as sock:
                 return peer_pid(sock)
     return 0

@@ -132,7 +132,8 @@ def compile_cache(arguments: Arguments, env: Environment, problems: list[str]) -
         given = {"": False, "0": False, "1": True}.get(given, given)
     if isinstance(given, bool):
         return given
-    if address := re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://", str(given)):
+    address = re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://", str(given))
+    if address:
         problems.append(
             f"{name}={address[0]}… must be a directory of a file system, not an address; JAX's "
             "own cache has the option jax_compilation_cache_dir for it"
@@ -156,6 +157,7 @@ def device_ids(
     numbers = [whole(name, value, 0, problems) for value in ids]
     if given is not None and not ids:
         problems.append(f"{name}={given!r} names no device; omit it for all devices")
-    if twice := sorted({n for n in numbers if n is not None and numbers.count(n) > 1}):
+    twice = sorted({n for n in numbers if n is not None and numbers.count(n) > 1})
+    if twice:
         problems.append(f"{name}={given or ids!r} names {twice} twice")
     return tuple(n for n in numbers if n is not None) or None

@@ -118,7 +118,10 @@ def is_stopped(pid: int) -> bool:
 def all_statuses() -> Iterator[tuple[int, ProcessStatus]]:
     """Yield the pid and the status of every process of this machine that can be seen."""
     for name in os.listdir("/proc") if shows_own_pids() else ():
-        if name.isdigit() and (status := _read(int(name))):
+        if not name.isdigit():
+            continue
+        status = _read(int(name))
+        if status:
             yield int(name), status
 
 
@@ -176,7 +179,8 @@ def _first(names: tuple[str, str], pattern: str, proc: str, root: str) -> int | 
         else:
             continue
         for name in files:  # in a container, the group itself is mounted as the root
-            if (number := _number(os.path.normpath(name), pattern)) is not None:
+            number = _number(os.path.normpath(name), pattern)
+            if number is not None:
                 return number
     return None
 

@@ -131,19 +131,22 @@ def note_turn(number: int) -> None:
 
 def note_done() -> None:
     """Record that the program is done, and that this process only waits for the others."""
-    if (file := _own_file()) is not None:
+    file = _own_file()
+    if file is not None:
         _NUMBER.pack_into(file, _DONE_AT, 1)
 
 
 def note_devices() -> None:
     """Record that the devices of this process exist, so that it can join no job any more."""
-    if (file := _own_file()) is not None:
+    file = _own_file()
+    if file is not None:
         _NUMBER.pack_into(file, _DEVICES_AT, 1)
 
 
 def note_loaded() -> None:
     """Record that this process loads code from the compile cache."""
-    if (file := _own_file()) is not None:
+    file = _own_file()
+    if file is not None:
         _NUMBER.pack_into(file, _LOADED_AT, 1)
 
 
@@ -158,14 +161,16 @@ def saving() -> Iterator[None]:
 
 
 def _count_save(change: int) -> None:
-    if (file := _own_file()) is not None:
+    file = _own_file()
+    if file is not None:
         with _saves_lock():
             _NUMBER.pack_into(file, _SAVES_AT, _NUMBER.unpack_from(file, _SAVES_AT)[0] + change)
 
 
 def _raise(field: int, number: int) -> None:
     """Write a number of `Reached`, if it is higher than the one there."""
-    if (file := _own_file()) is not None:
+    file = _own_file()
+    if file is not None:
         at = field * _NUMBER.size
         if number > _NUMBER.unpack_from(file, at)[0]:
             _NUMBER.pack_into(file, at, min(number, _MOST))
