@@ -139,7 +139,8 @@ def coordinator(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
     )
     signals = _EndingSignals(not_ignored([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
-    if words := ignored_sigint_line():
+    words = ignored_sigint_line()
+    if words:
         print(f"shoal coordinator: {words}", file=sys.stderr)
     try:
         while True:

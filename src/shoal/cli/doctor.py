@@ -326,7 +326,8 @@ def _launcher(facts: Mapping[str, Any]) -> str:
 
 
 def _address(facts: Mapping[str, Any]) -> str:
-    if directory := facts.get("directory"):
+    directory = facts.get("directory")
+    if directory:
         words = f"process 0 publishes it in {directory}"
     elif "address" in facts:
         to = ", ".join(facts["resolves_to"]) or "nothing"
@@ -335,7 +336,8 @@ def _address(facts: Mapping[str, Any]) -> str:
         return "none needed"
     if "connecting" in facts:
         words += f": {facts['connecting']}"
-    if service := facts.get("jax_service"):
+    service = facts.get("jax_service")
+    if service:
         words += f"; JAX's service at {service}: {facts['connecting_to_jax_service']}"
     return words
 

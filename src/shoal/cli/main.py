@@ -165,7 +165,8 @@ class TypedCommand(typer.core.TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if possible := getattr(error, "possibilities", None):  # an unknown option
+            possible = getattr(error, "possibilities", None)
+            if possible:  # an unknown option
                 hidden = {name for one in parameters if _is_hidden(one) for name in one.opts}
                 vars(error)["possibilities"] = sorted({*possible} - hidden)
             raise

@@ -278,7 +278,8 @@ class Param(NamedTuple):
         """Messages about dims that their shards do not divide."""
         found = []
         for dim, size in enumerate(self.shape):
-            if size % (count := self.layout.num_shards(dim)):
+            count = self.layout.num_shards(dim)
+            if size % count:
                 axes = "+".join(self.layout.axes_of_dims[dim])
                 found.append(f"dim {dim} of {size} does not divide into {count} shards ({axes})")
         return found
@@ -368,7 +369,8 @@ def _walk(tree: Mapping[str, Any], path: str, source: str) -> Iterator[tuple[str
             yield from _walk(value, name, source)
             continue
         known = ("shape", "dtype", "layout")
-        if unknown := [word for word in value if word not in known]:
+        unknown = [word for word in value if word not in known]
+        if unknown:
             raise UsageError(
                 f"--params {source}: {name} has {unknown[0]!r}, which is not one of "
                 f"{', '.join(known)}"

@@ -431,16 +431,20 @@ def _launch(request: RunRequest) -> int:
     if checked.why_auto:
         said = counted(checked.processes, "process", "processes")
         print(f"shoal run: -n auto: {said}, {checked.why_auto}", file=sys.stderr)
-    if sys.stderr.isatty() and (words := _misplaced(request)):
-        print(f"shoal run: {words}", file=sys.stderr)
-    if words := ignored_sigint_line():
+    if sys.stderr.isatty():
+        words = _misplaced(request)
+        if words:
+            print(f"shoal run: {words}", file=sys.stderr)
+    words = ignored_sigint_line()
+    if words:
         print(f"shoal run: {words}", file=sys.stderr)
     node = checked.nodes.node if checked.nodes else None
     for words in [] if node else settings.unknown_variables(os.environ).values():
         print(f"shoal run: {words}", file=sys.stderr)  # of several launchers, that of node 0 does
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
-    if words := why_no_loopback():
+    words = why_no_loopback()
+    if words:
         raise InitializeError(f"run: {words}\n{LOOPBACK_ADVICE}")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
         command, is_python = _command(request)
@@ -521,7 +525,8 @@ def _wrong_script(script: str) -> list[str]:
     except OSError:
         where = dangling_link(script) or f"there is no directory {directory!r}"
         return [f"{where} (script {script!r})"]
-    if link := dangling_link(script):
+    link = dangling_link(script)
+    if link:
         return [f"{link} (script {script!r})"]
     if script.isdigit():
         return [f"there is no script {script!r}; for that many processes, pass -n {script}"]
@@ -558,7 +563,8 @@ def _is_python(path: str) -> bool:
 
 def _wrong_command(command: str) -> list[str]:
     """Return a message if a command cannot be found."""
-    if path := shutil.which(command):
+    path = shutil.which(command)
+    if path:
         return _wrong_first_line(path)
     here = os.path.join(".", command)
     if os.path.dirname(command):
@@ -841,7 +847,8 @@ RefusedFlags = Annotated[
 def check_nodes(request: NodesRequest, problems: list[str]) -> NodesOrder | None:
     """Return the place of this host among several; None for a job on this host alone."""
     if request.nodes is None:
-        if given := [name for name, value in _OPTIONS.items() if getattr(request, name)]:
+        given = [name for name, value in _OPTIONS.items() if getattr(request, name)]
+        if given:
             named = " and ".join(_OPTIONS[name] for name in given)
             verb = "require" if len(given) > 1 else "requires"
             problems.append(f"{named} {verb} --nnodes N: the number of hosts")

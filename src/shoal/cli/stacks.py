@@ -117,7 +117,8 @@ def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:
     count = len(roll.members)
     if wanted is None:
         return list(roll.members)
-    if outside := [process for process in wanted if process >= count]:
+    outside = [process for process in wanted if process >= count]
+    if outside:
         known = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
         raise UsageError(f"stacks: {known}, not {listed(outside).partition(' ')[2]}")
     return [roll.members[process] for process in wanted]

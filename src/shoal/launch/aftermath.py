@@ -152,10 +152,12 @@ class EndedJob(NamedTuple):
         if is_past and place is not None and place.call not in ("", STEP):
             last_met = place
         words = cause.words
-        if cause.kind not in SHARED and (raised := _thread_of(ending)) is not None:
-            said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"
-            said = one_line(said, _SAID)
-            words = (f"{said}.", *words)
+        if cause.kind not in SHARED:
+            raised = _thread_of(ending)
+            if raised is not None:
+                said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"
+                said = one_line(said, _SAID)
+                words = (f"{said}.", *words)
         return dataclasses.replace(
             cause,
             words=words,

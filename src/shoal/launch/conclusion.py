@@ -137,7 +137,8 @@ def _conclude(facts: Facts) -> Conclusion:
         return Conclusion(REQUEUE, failure=failure)
     if news.preempted:
         return Conclusion(0, (SAVE_FAILED,))
-    return Conclusion(0, (absent,) if (absent := news.absent_words()) else ())
+    absent = news.absent_words()
+    return Conclusion(0, (absent,) if absent else ())
 
 
 def _has_stalled(ending: Ending) -> bool:

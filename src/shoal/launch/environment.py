@@ -89,7 +89,8 @@ def variables(
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
-    if unknown := settings.unknown_variables(outer):  # the launcher has reported them
+    unknown = settings.unknown_variables(outer)
+    if unknown:  # the launcher has reported them
         ours["SHOAL_REPORTED"] = ",".join([*unknown, outer.get("SHOAL_REPORTED", "")])
     if progress_file:
         ours["SHOAL_PROGRESS_FILE"] = progress_file
@@ -108,7 +109,8 @@ def variables(
         if "XLA_FLAGS" in env:
             ours["XLA_FLAGS"] = without_devices(env["XLA_FLAGS"])
     env |= ours
-    if gpus := _share_of_gpus(env):
+    gpus = _share_of_gpus(env)
+    if gpus:
         env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, gpus))  # read by JAX alone, too
     if not has_input(process, start, stdin):
         env = uninspected(env)

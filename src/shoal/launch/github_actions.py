@@ -72,7 +72,8 @@ def _place_of(cause: Cause) -> tuple[str, int] | None:
 def _at(place: tuple[str, int], root: str, workspace: str) -> str:
     """Return the properties of an annotation for a place."""
     file, line = place
-    if workspace and os.path.exists(path := os.path.join(root, file)):
+    path = os.path.join(root, file)
+    if workspace and os.path.exists(path):
         file = os.path.relpath(os.path.realpath(path), os.path.realpath(workspace))
     file = _escaped(printable(file)).replace(":", "%3A").replace(",", "%2C")
     return f"file={file},line={line},"

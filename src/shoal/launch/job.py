@@ -290,7 +290,8 @@ class Job:
 
     def _turn_crew(self) -> None:
         """Let the launchers of all nodes go on, and take what others report."""
-        if lines := self._crew.turn():
+        lines = self._crew.turn()
+        if lines:
             self._print(*lines)
         if self._crew.has_failure and self._processes.alive and not self._is_ending:
             self._begin_aftermath()
@@ -306,7 +307,8 @@ class Job:
                 self._terminate_at_s = 0.0  # none is left that could end by itself
         if self._is_ending or self._outliving is None:
             return self._look_at_services()
-        if alive and (lost_service := self._crew.news.lost_service):
+        lost_service = self._crew.news.lost_service
+        if alive and lost_service:
             self._trouble = self._trouble or lost_service
             self._begin_aftermath()
         lost, lines, due_s = self._outliving.look(time.monotonic())
@@ -325,7 +327,8 @@ class Job:
         services, now_s = self._crew.services, time.monotonic()
         if services is None or self._trouble or self._is_ending or self._crew.start:
             return math.inf
-        if words := services.stopped_words(now_s, self._order.lost_after_s):
+        words = services.stopped_words(now_s, self._order.lost_after_s)
+        if words:
             self._lose_services(words, is_from_outside=True)
         return now_s + _SERVICES_POLL_S
 
@@ -624,8 +627,10 @@ class Job:
             )
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
-        if are_there and (words := write_failure(self._log_dir, failure)):
-            self._print(words)
+        if are_there:
+            words = write_failure(self._log_dir, failure)
+            if words:
+                self._print(words)
         logs = {process.index: process.log.path for process in self._processes.all}
         files = ReportFiles(logs, self._order.import_root, conclusion.reported_by)
         self._console.report(failure, files)

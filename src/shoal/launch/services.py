@@ -204,7 +204,8 @@ class ServiceProcesses:
 
     def _introduce(self) -> None:
         """Once both listen, connect JAX's service to the meeting place, which monitors it."""
-        if (addresses := self.addresses) and not self._closed:
+        addresses = self.addresses
+        if addresses and not self._closed:
             stdin = self._all[1].popen.stdin
             with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
                 # A PIPE is never None.

@@ -91,7 +91,8 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
         return {**facts, "state": unread(error), "problem": str(error)}
     begun = [_begun(entry, attempt) for attempt in state.attempts]
     facts["attempts"] = begun
-    if (commit := state.commit) is None:
+    commit = state.commit
+    if commit is None:
         if state.deleting:
             facts["state"] = "deleting"
         elif begun:

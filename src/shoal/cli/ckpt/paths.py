@@ -113,7 +113,8 @@ def unread(error: CheckpointError) -> str:
 
 
 def _nothing(store: Store, names: Sequence[str]) -> str:
-    if why := store.why_absent():
+    why = store.why_absent()
+    if why:
         return why
     if is_address(store.path):
         return f"nothing of a checkpoint is at {store.path}"

@@ -236,7 +236,8 @@ def verify(
     if all(one["deleted"] for one in results):
         words = "all that was listed is deleted or replaced by now"
         raise NotCommittedError(f"{path}: {words}", path=path)
-    if code := max(code for _, code in found):
+    code = max(code for _, code in found)
+    if code:
         raise typer.Exit(code)
 
 

@@ -152,7 +152,8 @@ class Assembly:
         if card.node in self._here:
             hosts = f"{self._here[card.node].host} and {card.host}"
             return f"--node-rank {card.node} was given on two launchers, on {hosts}"
-        if difference := _difference(own, card):
+        difference = _difference(own, card)
+        if difference:
             return difference
         self._here[card.node] = card
         return self._unknown_ranks() if self.is_complete else ""
@@ -240,7 +241,8 @@ def open_ports(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise InitializeError(_refusal(host, port, port, error.errno or 0)) from None
     for other in range(port + 1, port + NUM_PORTS):
-        if number := bind_error(bind, other):
+        number = bind_error(bind, other)
+        if number:
             server.close()
             raise InitializeError(_refusal(host, port, other, number))
     return server
