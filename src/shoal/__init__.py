@@ -221,7 +221,10 @@ def __dir__() -> list[str]:
 def _show_in_notebooks() -> None:
     """Register pictures with the notebook that imports this; elsewhere, load nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    if shell is not None and (ip := shell()) is not None:
+    if shell is None:
+        return
+    ip = shell()
+    if ip is not None:
         import shoal.draw.notebook as notebook
 
         notebook.register(ip)

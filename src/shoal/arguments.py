@@ -102,7 +102,8 @@ def as_number(value: object) -> int | float | None:
     """
     if isinstance(value, float):
         return float(value)  # of NumPy's float64, which is one
-    if (whole := as_integer(value)) is not None:
+    whole = as_integer(value)
+    if whole is not None:
         return whole
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     if getattr(value, "ndim", None) != 0 or kind not in ("f", "V"):  # "V": ml_dtypes' own

@@ -44,7 +44,8 @@ def local_path(path: object, prefix: str = "") -> str:
     except TypeError:
         raise UsageTypeError(f"{prefix} must be a string or a pathlib.Path") from None
     host_of(text)  # refuses secrets before anything shows them
-    if match := _ADDRESS.fullmatch(text):
+    match = _ADDRESS.fullmatch(text)
+    if match:
         if match[1].lower() != "file":
             raise UsageError(f"{prefix}: {_no_address(text, match[1])}")
         text = _path_of_file(text, match[2], prefix)
@@ -184,7 +185,8 @@ def free_bytes_at(path: str) -> int | None:
             there = os.statvfs(path)
             return there.f_bavail * there.f_frsize if there.f_blocks else None
         except FileNotFoundError:
-            if (parent := os.path.dirname(path)) == path:
+            parent = os.path.dirname(path)
+            if parent == path:
                 raise
             path = parent
         except OSError as error:

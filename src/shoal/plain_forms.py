@@ -124,7 +124,8 @@ def plain_form(value: Any) -> str:
         return "its .name or .value"
     for base in type(value).__mro__[:-1]:
         library = base.__module__.partition(".")[0]
-        if words := _KNOWN.get((library, base.__name__)):
+        words = _KNOWN.get((library, base.__name__))
+        if words:
             return words
     if is_dataclass(value):
         return _AS_DICT

@@ -84,7 +84,8 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if words := _refusal(function, args, kwargs):
+                words = _refusal(function, args, kwargs)
+                if words:
                     raise UsageTypeError(words) from error.__cause__  # not from Python's words
                 raise
         except Exception as error:
@@ -152,7 +153,8 @@ def _name_called(function: Callable[..., Any], error: Exception) -> None:
     """Let an error name the function of a facade that was called, not one that this has called."""
     if not (isinstance(error, ShoalError) and function.__module__.startswith("shoal.compat.")):
         return
-    if named := _OF_FACADE.match(str(error)):
+    named = _OF_FACADE.match(str(error))
+    if named:
         name = function.__qualname__.removesuffix(".__init__")
         error.args = (f"{named[1]}{name}{named.string[named.end() :]}", *error.args[1:])
 

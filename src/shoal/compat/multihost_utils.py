@@ -425,7 +425,8 @@ def _must_move(leaf: Leaf) -> bool:
 
 def _fail(error: BaseException, *_: object, **__: object) -> None:
     """Fail the call for the other processes: the devices are not known here."""
-    if (here := coordinator_here()) is not None:
+    here = coordinator_here()
+    if here is not None:
         fail_call(here, "live_devices", error, survivors=True)
 
 

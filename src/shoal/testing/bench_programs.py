@@ -108,7 +108,8 @@ def _script(
         raise UsageError(f"there is no script {os.fspath(program)!r}; a function is module:name")
     if named:
         raise UsageError(f"a script takes no named arguments: {', '.join(named)}")
-    if wrong := [a for a in arguments if not isinstance(a, str | int | float | os.PathLike)]:
+    wrong = [a for a in arguments if not isinstance(a, str | int | float | os.PathLike)]
+    if wrong:
         raise UsageTypeError(f"arguments of a script are strings, numbers and paths, not {wrong!r}")
     return Program(
         path, tuple(os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments)

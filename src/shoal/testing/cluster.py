@@ -160,9 +160,11 @@ class Cluster:
         checked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
         self._has_values = checked.is_function
         chosen = tuple(range(self.processes) if only is None else only)
-        if wrong := [p for p in chosen if p not in range(self.processes)]:
+        wrong = [p for p in chosen if p not in range(self.processes)]
+        if wrong:
             raise UsageError(f"there are processes 0..{self.processes - 1}, not {wrong}")
-        if busy := [p for p in chosen if p in self._running and self._running[p].code is None]:
+        busy = [p for p in chosen if p in self._running and self._running[p].code is None]
+        if busy:
             raise UsageError(f"processes {busy} run already")
         if all(running.code is not None for running in self._running.values()):
             self._begin()

@@ -197,7 +197,8 @@ def _become(entry: dict[str, Any], out: int, err: int, fds: Sequence[int]) -> No
         new = open(fd, mode, buffering, old.encoding, old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
-    if number := os.environ.get(DEVICES):
+    number = os.environ.get(DEVICES)
+    if number:
         sys.modules["jax"].config.update(DEVICES.lower(), int(number))
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes
         sys.modules["numpy.random"].seed()

@@ -29,8 +29,10 @@ class Warden:
         """Raises:
         UsageError: a network is required but impossible here; says why.
         """
-        if places and (why := why_no_cuts()):
-            raise UsageError(f"processes cannot be disconnected here: {why}")
+        if places:
+            why = why_no_cuts()
+            if why:
+                raise UsageError(f"processes cannot be disconnected here: {why}")
         self.mark = secrets.token_hex(8)
         if places:
             module = ["-P", "-m", "shoal.testing.warden"]

@@ -76,8 +76,8 @@ def jobs() -> list[str]:
     """
     listed = jobs_of(os.environ.get("DTENSOR_JOBS", ""))
     if any(entry.startswith("/bns/") for entry in listed):
-        tasks = [int(number[0]) if (number := re.findall(r"/(\d+)(?::\w+)?$", entry)) else -1
-                 for entry in listed]  # fmt: skip
+        numbers = [re.findall(r"/(\d+)(?::\w+)?$", entry) for entry in listed]
+        tasks = [int(number[0]) if number else -1 for number in numbers]
         if tasks != sorted(tasks) or -1 in tasks:
             raise UsageError(
                 f"dtensor.jobs: Unexpected DTENSOR_JOBS content {','.join(listed)!r}: /bns/ "

@@ -114,7 +114,10 @@ class DTensorDataset:
         if self._is_batched:
             rows = itertools.chain.from_iterable(map(_rows, rows))
         own = local_rows(jax.tree.leaves(self._layouts)[0], self._size)
-        while len(batch := [*itertools.islice(rows, self._size)]) == self._size:
+        while True:
+            batch = [*itertools.islice(rows, self._size)]
+            if len(batch) < self._size:
+                return
             mine = [row for piece in own for row in batch[piece]]
             yield jax.tree.map(lambda *parts: np.stack(parts), *mine)
 

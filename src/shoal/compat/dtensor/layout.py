@@ -186,7 +186,8 @@ class Layout:
         Raises:
           UsageError: a spec is `match` or `any`, or the layout is empty.
         """
-        if open_ := [spec for spec in self._specs if spec in (MATCH, ANY)]:
+        open_ = [spec for spec in self._specs if spec in (MATCH, ANY)]
+        if open_:
             raise UsageError(
                 f"dtensor.Layout: {open_[0]!r} does not define a layout; only relayout accepts it"
             )
@@ -227,9 +228,11 @@ class Layout:
     def delete(self, dims: int | Sequence[int]) -> Layout:
         """Return the layout without some dims, by their indices; negative count from the end."""
         given = list(dims) if isinstance(dims, Iterable) else [dims]
-        if wrong := [one for one in given if as_integer(one) is None]:
+        wrong = [one for one in given if as_integer(one) is None]
+        if wrong:
             raise UsageTypeError(f"dtensor.Layout.delete: {wrong} must be integers")
-        if wrong := [one for one in given if not -self.rank <= one < self.rank]:
+        wrong = [one for one in given if not -self.rank <= one < self.rank]
+        if wrong:
             raise UsageError(f"dtensor.Layout.delete: {wrong} are not dims of rank {self.rank}")
         gone = {one % self.rank for one in given}
         specs = tuple(spec for place, spec in enumerate(self._specs) if place not in gone)

@@ -123,7 +123,8 @@ class Mesh:
     @classmethod
     def from_proto(cls, proto: Any) -> Mesh:
         """Read a TensorFlow MeshProto, or any object with the same fields."""
-        if device := getattr(proto, "single_device", ""):
+        device = getattr(proto, "single_device", "")
+        if device:
             return cls.from_device(device)
         dims = [(one.name, one.size) for one in proto.mesh_dimensions]
         if not dims and not list(proto.global_device_ids):

@@ -90,8 +90,10 @@ def initialize_accelerator_system(
     _check_first(operation)
     if kind is not None and kind.lower() == described_platform():
         kind = "CPU"
-    if kind is not None and (why := _absent(kind.lower())):  # not joined yet: "CPU" may follow
-        raise StartError(_none_found(operation, kind, why))
+    if kind is not None:
+        why = _absent(kind.lower())
+        if why:  # not joined yet: "CPU" may follow
+            raise StartError(_none_found(operation, kind, why))
     _join(operation, **_devices(operation, kind, num_logical_cpu_devices))
     return _found(operation, kind)
 

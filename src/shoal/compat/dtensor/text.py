@@ -208,7 +208,8 @@ def _local_problems(
 def _where_problems(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
     problems = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
-    if strange := [one for one in owned if one not in known]:
+    strange = [one for one in owned if one not in known]
+    if strange:
         problems.append(f"local_device_ids {strange[:8]} are not among the global_device_ids")
     if owned and len(ids) % len(owned):
         problems.append(f"Uneven local clusters: {len(ids)} global and {len(owned)} local devices")

@@ -273,7 +273,8 @@ def _check_agreement(value: jax.Array, dtype: Any, layout: Layout | None) -> Non
 
 def _no_others(given: dict[str, Any]) -> None:
     """Refuse arguments that apply only to TensorFlow's graphs."""
-    if odd := [name for name, value in given.items() if value is not None]:
+    odd = [name for name, value in given.items() if value is not None]
+    if odd:
         raise NotPossible(
             f"dtensor.DVariable: {', '.join(odd)}: not supported: there are no graphs and no "
             "caching devices here; leave it out"

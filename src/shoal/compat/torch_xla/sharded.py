@@ -91,7 +91,8 @@ class XLAShardedTensor(ArrayOperators):
     ) -> None:
         value = value_of(elem)
         if is_tensor(elem):
-            if why := unfit(value):
+            why = unfit(value)
+            if why:
                 raise UsageError(f"the tensor {why}")
             value = as_array(value)
         self.global_tensor: jax.Array = value
