@@ -97,6 +97,52 @@ def conditionals(tree: ast.AST) -> list[ast.IfExp]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.IfExp)]
 
 
+def misplaced_walruses(tree: Tree) -> list[str]:
+    """Find walruses (`:=`) where an assignment on the line before does as well.
+
+    It does not in the test of a `while` or an `elif`, or in the condition of a comprehension: there
+    the value would be computed twice. Even there, one inside a call is easily overlooked.
+    """
+    problems = []
+    for path, text in tree.items():
+        module = parse(text)
+        fit = {id(one) for node in nodes(module) for test in _repeated(node) for one in _open(test)}
+        problems += [
+            f"{path}:{one.lineno}: assign {one.target.id} on a line of its own"
+            for one in walruses(module)
+            if id(one) not in fit
+        ]
+    return problems
+
+
+def walruses(tree: ast.AST) -> list[ast.NamedExpr]:
+    """Return the assignments inside expressions."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.NamedExpr)]
+
+
+def _repeated(node: ast.AST) -> list[ast.expr]:
+    """Return the tests of a node before which no line can stand."""
+    if isinstance(node, ast.While):
+        return [node.test]
+    if isinstance(node, ast.comprehension):
+        return node.ifs
+    if isinstance(node, ast.If):
+        # an `if` alone in an `else` is the same to `ast`, but is indented
+        elifs = [one for one in node.orelse if one.col_offset == node.col_offset]
+        return [one.test for one in elifs if isinstance(one, ast.If)]
+    return []
+
+
+def _open(test: ast.expr) -> list[ast.NamedExpr]:
+    """Return the walruses of a test that are in no call and no other expression of their own."""
+    if isinstance(test, ast.NamedExpr):
+        return [test]
+    if isinstance(test, ast.Call | ast.IfExp | ast.JoinedStr | ast.Lambda):
+        return []
+    parts = [part for part in ast.iter_child_nodes(test) if isinstance(part, ast.expr)]
+    return [one for part in parts for one in _open(part)]
+
+
 def inner_doors(tree: Tree) -> list[str]:
     """Find inner __init__.py files that hold more, or less, than a docstring.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from meta.floors import imports
-from meta.house import conditionals
+from meta.house import conditionals, walruses
 from meta.source import PACKAGE, Tree, docstring_nodes, module_name, nodes, package_tree, parse
 
 DOORS = ("compat/", "cli/")  # what names alone reach: facades, commands
@@ -57,6 +57,10 @@ def own_names(path: str, tree: Tree) -> int:
     return sum(one.target.split(".")[0] == PACKAGE for one in imports(path, tree))
 
 
+def _folder(path: str) -> str:
+    return path.partition("/")[0] if "/" in path else "top"
+
+
 def main() -> None:
     """Print the sizes."""
     tree = package_tree()
@@ -64,16 +68,17 @@ def main() -> None:
     code = {path: code_lines(text) for path, text in tree.items()}
     files = [path for path in tree if not path.endswith("__init__.py")]
     single = [p for p in files if len(used[p]) == 1 and not p.startswith(DOORS)]
-    folders = Counter(path.partition("/")[0] if "/" in path else "top" for path in files)
-    conditional = {path: len(conditionals(parse(text))) for path, text in tree.items()}
-    print(f"{'folder':<14}{'files':>7}{'code':>8}{'one importer':>14}{'a if b else c, ‰':>18}")
-    for folder, count in sorted(folders.items()):
-        mine = [p for p in tree if (p.partition("/")[0] if "/" in p else "top") == folder]
+    folders = Counter(map(_folder, files))
+    conditional = Counter({path: len(conditionals(parse(text))) for path, text in tree.items()})
+    walrus = Counter({path: len(walruses(parse(text))) for path, text in tree.items()})
+    heads = f"{'folder':<14}{'files':>7}{'code':>8}{'one importer':>14}"
+    print(f"{heads}{'a if b else c, ‰':>18}{':=, ‰':>7}")
+    rows = {folder: [p for p in tree if _folder(p) == folder] for folder in sorted(folders)}
+    for folder, mine in (rows | {"all": list(tree)}).items():
         lines, ones = sum(code[p] for p in mine), sum(p in mine for p in single)
-        share = 1000 * sum(conditional[p] for p in mine) / lines
-        print(f"{folder:<14}{count:>7}{lines:>8}{ones:>14}{share:>18.1f}")
-    lines, share = sum(code.values()), 1000 * sum(conditional.values()) / sum(code.values())
-    print(f"{'all':<14}{len(files):>7}{lines:>8}{len(single):>14}{share:>18.1f}")
+        shares = [1000 * sum(count[p] for p in mine) / lines for count in (conditional, walrus)]
+        row = f"{folder:<14}{folders.get(folder, len(files)):>7}{lines:>8}{ones:>14}"
+        print(f"{row}{shares[0]:>18.1f}{shares[1]:>7.1f}")
     names = [own_names(path, tree) for path in files]
     print(f"names of ours that a file imports: median {statistics.median(names):.0f}")
     lengths = sorted(((len(tree[p].splitlines()), p) for p in files), reverse=True)

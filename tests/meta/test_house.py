@@ -11,6 +11,7 @@ EVERYWHERE = (house.long_lines,)
 LIBRARY = (
     house.dense_conditionals,
     house.unnamed_arguments,
+    house.misplaced_walruses,
     house.inner_doors,
     house.asserts,
     house.locking_handlers,
@@ -49,6 +50,13 @@ BAD = (
      "a.py:1: a conditional expression inside an f-string"),
     ({"a.py": "\nf(a, b, c, d, None)"}, house.unnamed_arguments,
      "a.py:2: name the arguments of this call"),
+    ({"a.py": "\nif x := f():\n    pass"}, house.misplaced_walruses,
+     "a.py:2: assign x on a line of its own"),
+    ({"a.py": "if a:\n    pass\nelse:\n    if x := f():\n        pass"}, house.misplaced_walruses,
+     "a.py:4: assign x on a line of its own"),
+    ({"a.py": "x = g(y := 1)"}, house.misplaced_walruses, "a.py:1: assign y on a line of its own"),
+    ({"a.py": "while g(z := f()):\n    pass"}, house.misplaced_walruses,
+     "a.py:1: assign z on a line of its own"),
     ({"plan/__init__.py": "'''Plan.'''\nfrom shoal.plan.mesh import Mesh"}, house.inner_doors,
      "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
     ({"plan/__init__.py": ""}, house.inner_doors,
@@ -99,6 +107,8 @@ def test_a_good_tree_passes_every_check():
         "plan/mesh.py": "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"
         "class P(NamedTuple):\n    x: int\n    y: Mapping[str, int] = {}\nORIGIN = P(1)\n"
         "x = f'{y}' if y else (a and b)\n"
+        "while (z := f()) is not None:\n    w = [v for u in z if (v := g(u))]\n"
+        "if x:\n    pass\nelif z := f():\n    pass\n"
         "@functools.cache\ndef create(rank, timeout_s):\n    raise UsageError(rank)\n",
     }
     assert [problem for check in (*EVERYWHERE, *LIBRARY) for problem in check(good)] == []
