@@ -449,8 +449,16 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     >>> [counted(1, "file"), counted(2, "file"), counted(0, "leaf", "leaves")]
     ['1 file', '2 files', '0 leaves']
     """
-    words = noun if count == 1 else plural or f"{noun}s"
-    return f"{count} {words}"
+    return f"{count} {inflected(count, noun, plural or f'{noun}s')}"
+
+
+def inflected(count: int, word: str, plural: str) -> str:
+    """Return the form of a word that agrees with a number.
+
+    >>> inflected(1, "was", "were")
+    'was'
+    """
+    return word if count == 1 else plural
 
 
 class WrongType(str):

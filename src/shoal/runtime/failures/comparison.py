@@ -108,8 +108,10 @@ class Said(NamedTuple):
     @property
     def where(self) -> str:
         """The call and its call site: `barrier 'step' at train.py:3 (main)`."""
-        what = " ".join(filter(None, (self.call, repr(self.name) if self.name else "")))
-        return f"{what} at {self.site}".strip() if self.site else what
+        what = " ".join(filter(None, (self.call, self.name and repr(self.name))))
+        if not self.site:
+            return what
+        return f"{what} at {self.site}".strip()
 
     @property
     def text(self) -> str:
@@ -153,21 +155,28 @@ def compared(
     rows = sorted(sides, key=lambda side: (len(side.processes), [*side.processes]))
     is_one_call = len({side[2:5] for side in rows}) == 1 and all(side.said for side in rows)
     is_one_call = is_one_call and bool(rows[0].where)
-    lines, indent = [heading], "  "
+    lines = [heading]
     if is_one_call:
         lines.append(f"  {rows[0].where}{_after(source_at(rows[0].site))}")
         indent = "    "
-    lines += [f"  {intro}"] if intro else []
-    shown = [shown_line(row.said) if is_one_call else row.text for row in rows]
-    sources = ["" if is_one_call else source_at(row.site) for row in rows]
+        shown = [shown_line(row.said) for row in rows]
+        sources = [""] * len(rows)
+    else:
+        indent = "  "
+        shown = [row.text for row in rows]
+        sources = [source_at(row.site) for row in rows]
+    if intro:
+        lines.append(f"  {intro}")
     texts = [
         f"{indent}{process_label(row.processes)}: {text}{_after(source)}"
         for row, text, source in zip(rows, shown, sources, strict=True)
     ]
     lines += _few(rows, texts, indent)
     if found_at is not None:
-        calls = {row.call for row in rows if row.call}
-        silent = f"{calls.pop()} sends" if len(calls) == 1 else "These calls send"
+        call = _only(row.call for row in rows if row.call)
+        silent = "These calls send"
+        if call:
+            silent = f"{call} sends"
         at = found_at.where.replace(f" at {found_at.site}", f" ({line_of(found_at.site)})")
         lines.append(f"  {silent} nothing; the difference was found at {at}.")
     lines += filter(None, [failed_before(failed_since), advice])
@@ -219,8 +228,9 @@ def headline(kind: Kind, call: str, name: str = "") -> str:
         return f"processes gave {with_article(call)} different names"
     label = Said((), call=call, name=name).where
     is_check = (call == "assert_same" and kind.what != "group") or kind.what == "replica"
-    found = f"{label} found" if is_check else f"processes gave {label}"
-    return f"{found} different {kind.what}s"
+    if is_check:
+        return f"{label} found different {kind.what}s"
+    return f"processes gave {label} different {kind.what}s"
 
 
 def needs(call: str, what: str, *, is_silent: bool = False) -> str:
@@ -243,7 +253,9 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
         return ""
     if what == "layout":
         return f"{call} needs the same layouts on every process."
-    return f"{call} {_SAME_LEAVES}" if what in _OF_LEAVES else f"{call} {_SAME_ARGUMENTS}"
+    if what in _OF_LEAVES:
+        return f"{call} {_SAME_LEAVES}"
+    return f"{call} {_SAME_ARGUMENTS}"
 
 
 def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
@@ -272,10 +284,11 @@ def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
     if path in _WHOLE:
         known = [line._replace(path="") for line in known]
         path = ""
-    are_shaped = all(line.shape for line in known)
-    names = ("shape", "dtype", "layout") if are_shaped else ("dtype",)
-    differing = [name for name in names if len({getattr(line, name) for line in known}) > 1]
-    what = differing[0] if differing else "value"
+    names = ["dtype"]
+    if all(line.shape for line in known):
+        names = ["shape", "dtype", "layout"]
+    differing = (name for name in names if len({getattr(line, name) for line in known}) > 1)
+    what = next(differing, "value")
     if what != "value":
         known = [line._replace(value="", digest="") for line in known]
     return Kind(what, path), [line.packed for line in known]
@@ -301,7 +314,9 @@ def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
     if len(single) == len(rows) <= _MOST_GROUPS:
         return [*texts]
     half = _MOST_GROUPS // 2
-    kept = single if len(single) <= _MOST_GROUPS else [*single[:half], *single[-half:]]
+    kept = single
+    if len(single) > _MOST_GROUPS:
+        kept = [*single[:half], *single[-half:]]
     left = [row for n, row in enumerate(rows) if n not in kept]
     groups, processes = (sum(counts) for counts in zip(
         *((row.groups, len(row.processes)) for row in left), strict=True
@@ -342,18 +357,24 @@ def _difference(
     """Return the facts for a report."""
     from shoal.runtime.failures.facts import Difference
 
-    calls = {row.call for row in rows if row.call}
-    names = {row.name for row in rows}
     return Difference(
         what=kind.what,
-        call=calls.pop() if len(calls) == 1 else "",
+        call=_only(row.call for row in rows if row.call),
         path=kind.path,
-        name=names.pop() if len(names) == 1 else "",
+        name=_only(row.name for row in rows),
         sides=tuple(_side(row, kind) for row in rows),
         found_at=None if found_at is None else _place(found_at),
         step=step,
         failed_since=failed_since,
     )
+
+
+def _only(words: Iterable[str]) -> str:
+    """Return what all of some words are; "" if there are several, or none."""
+    different = {*words}
+    if len(different) != 1:
+        return ""
+    return different.pop()
 
 
 def _side(row: Said, kind: Kind) -> DivergenceSide:
@@ -365,23 +386,29 @@ def _side(row: Said, kind: Kind) -> DivergenceSide:
     if leaf is None or leaf.what != "leaf":
         said = _without(kind.path, shown_line(row.said) or row.where)
         return DivergenceSide(processes=processes, place=place, said=said)
-    said = _without(kind.path, row.said) if row.leaf else leaf.said
-    sizes = filter(None, leaf.shape[1:-1].split(","))
-    shape = tuple(int(size) if size.isdigit() else None for size in sizes)
+    said, value = leaf.said, leaf.given
+    if row.leaf:  # of which `row.said` shows one item
+        said = value = _without(kind.path, row.said)
+    shape = None
+    if leaf.shape:
+        sizes = filter(None, leaf.shape[1:-1].split(","))
+        shape = tuple(int(size) if size.isdigit() else None for size in sizes)
     return DivergenceSide(
         processes=processes,
         place=place,
         said=said,
         path="" if kind.path else leaf.path,
         dtype=leaf.dtype,
-        shape=shape if leaf.shape else None,
+        shape=shape,
         layout=leaf.layout,
-        value=said if row.leaf else leaf.given,
+        value=value,
     )
 
 
 def _without(path: str, said: str) -> str:
-    return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ") if path else said
+    if not path:
+        return said
+    return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ")
 
 
 def _place(row: Said) -> CallPlace | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.errors import counted
+from shoal.errors import counted, inflected
 from shoal.runtime.failures.comparison import failed_before
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -33,11 +33,13 @@ from shoal.runtime.failures.headline import (
     NAME_COLUMNS,
     TYPE_COLUMNS,
     all_processes,
+    at_place,
     is_out_of_memory,
     on_host,
     place_words,
     predicate,
     seconds,
+    step_words,
 )
 from shoal.runtime.failures.page import Line, Page, Span, Style
 from shoal.runtime.failures.shortening import (
@@ -65,32 +67,32 @@ _DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
 def evidence(failure: JobFailure, page: Page) -> list[Line]:
     """Return the lines that show the causes."""
     causes = failure.causes
+    shown, rest = causes[: page.limits.causes], causes[page.limits.causes :]
     if len(causes) == 1:
         lines = _cause(causes[0], failure, page)
-        return [*lines, []] if _has_traceback(causes[0]) else lines
-    lines = []
-    for cause in causes[: page.limits.causes]:
-        label = process_ranges(cause.processes)
-        own = "its own" if len(cause.processes) == 1 else "their own"
-        how = ", first" if cause is causes[0] else f", on {own}"
-        what = "" if cause.error is not None else f", {predicate(cause)}"
-        inner = page._replace(limits=page.limits._replace(frames=min(page.limits.frames, 3)))
-        below = _cause(cause, failure, inner.deeper())
-        end = ":" if below else "."
-        role = "cause" if cause is causes[0] else "plain"
-        lines += page.spans(Span(label, role), Span(f"{how}{what}{end}"))
-        lines += below
-    rest = causes[page.limits.causes :]
+    else:
+        lines = [line for cause in shown for line in _one_of_several(cause, failure, page)]
     if rest:
         failed = "; ".join(f"{process_ranges(one.processes)} {predicate(one)}" for one in rest)
-        errors = "error" if len(rest) == 1 else "errors"
-        lines += page.text(
-            f"{page.style.dots} {len(rest)} more {errors}: {failed}", "quiet", most=1
-        )
-    shown = causes[: page.limits.causes]
-    if not rest and shown and _has_traceback(shown[-1]):
+        more = counted(len(rest), "more error")
+        lines += page.text(f"{page.style.dots} {more}: {failed}", "quiet", most=1)
+    elif shown and _has_traceback(shown[-1]):
         lines.append([])
     return lines
+
+
+def _one_of_several(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
+    """Return the lines of a cause under a line that names its processes."""
+    own = inflected(len(cause.processes), "its own", "their own")
+    role, how = "plain", f", on {own}"
+    if cause is failure.causes[0]:
+        role, how = "cause", ", first"
+    if cause.error is None:
+        how += f", {predicate(cause)}"
+    inner = page._replace(limits=page.limits._replace(frames=min(page.limits.frames, 3)))
+    below = _cause(cause, failure, inner.deeper())
+    how += ":" if below else "."
+    return [*page.spans(Span(process_ranges(cause.processes), role), Span(how)), *below]
 
 
 def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
@@ -126,9 +128,14 @@ def _of_thread(cause: Cause) -> str:
     name = f"Its thread '{cause.thread}'"
     if cause.wait is None:
         return f"{name} raised:"
-    age = cause.thread_age_s
-    before = "" if age is None else f", {seconds(age)} before"
-    return f"{name} had ended with an exception{before}:"
+    return f"{name} had ended with an exception{_before(cause.thread_age_s)}:"
+
+
+def _before(age_s: float | None) -> str:
+    """Return `, 1.2 s before`; "" if the age is unknown."""
+    if age_s is None:
+        return ""
+    return f", {seconds(age_s)} before"
 
 
 def _sentences(cause: Cause, failure: JobFailure) -> list[str]:
@@ -143,26 +150,30 @@ def _sentences(cause: Cause, failure: JobFailure) -> list[str]:
     sentences: list[str] = []
     if has_died and cause.kind == "signal":
         sentences += _signal_sentences(cause, failure)
-    sentences += [ended] if ended else []
+    if ended:
+        sentences.append(ended)
     sentences += cause.words
-    seen = _last_seen(cause, failure) if has_died else ""
-    return [*sentences, seen] if seen else sentences
+    if has_died:
+        sentences += filter(None, [_last_seen(cause)])
+    return sentences
 
 
 def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
     memory = cause.memory or Memory()
     kills = memory.cgroup_oom_kills
     if is_out_of_memory(cause):
-        noun = "kill" if kills == 1 else "kills"
         used, most = memory.cgroup_peak_bytes, memory.cgroup_limit_bytes
         at = ""
         if used is not None and most is not None:
             at = f", at {_sizes(used, most)} in use"
-        death = f"Its cgroup counted {kills} out-of-memory {noun} in this job{at}."
+        noun = inflected(kills or 0, "kill", "kills")
+        sentences = [f"Its cgroup counted {kills} out-of-memory {noun} in this job{at}."]
         peaks = [(cause.processes, memory.peak_bytes)]
         peaks += [(one.processes, one.peak_bytes) for one in failure.others]
         sizes = [f"{process_ranges(of)} {_size(n)}" for of, n in peaks if n is not None]
-        return [death, f"Peak resident size: {', '.join(sizes)}."] if sizes else [death]
+        if sizes:
+            sentences.append(f"Peak resident size: {', '.join(sizes)}.")
+        return sentences
     if cause.sent_by_launcher is None:
         return []
     if cause.sent_by_launcher:
@@ -172,23 +183,24 @@ def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
     return ["shoal run did not send the signal."]
 
 
-def _last_seen(cause: Cause, failure: JobFailure) -> str:
+def _last_seen(cause: Cause) -> str:
     place, memory = cause.place, cause.memory
-    parts = [] if place is None else [f"at {place_words(place)}"]
-    if cause.step is not None:
-        parts.append(f"in step {cause.step}")
-    seen = " ".join(parts)
-    if place is not None and (place.age_s or 0.0) >= 1.0:
-        seen += f", {seconds(place.age_s or 0.0)} before"
+    seen = f"{at_place(place)}{step_words(cause.step)}".lstrip()
+    if place is not None and place.age_s is not None and place.age_s >= 1.0:
+        seen += _before(place.age_s)
     if seen and cause.kind == "host_lost":
-        are = "was" if len(cause.processes) == 1 else "were"
+        are = inflected(len(cause.processes), "was", "were")
         return f"{capital(process_ranges(cause.processes))} {are} last seen {seen}."
-    parts = [f"last seen {seen}"] if seen else []
+    parts = []
+    if seen:
+        parts.append(f"last seen {seen}")
     if cause.last_met is not None:
         parts.append(f"last met the others at {place_words(cause.last_met)}")
     if memory is not None and memory.peak_bytes is not None and not is_out_of_memory(cause):
         parts.append(f"peak resident size {_size(memory.peak_bytes)}")
-    return capital("; ".join(parts)) + "." if parts else ""
+    if not parts:
+        return ""
+    return capital("; ".join(parts)) + "."
 
 
 # Tables.
@@ -199,16 +211,17 @@ def _difference(
 ) -> list[Line]:
     sides = sorted(difference.sides, key=lambda side: (len(side.processes), side.processes))
     shown, left_out = _ends(sides, page.limits.groups)
-    at = {(side.place.file, side.place.line) if side.place is not None else None for side in sides}
-    first = sides[0].place if sides else None
-    is_one_place = len(at) == 1
+    is_one_place = len({side.place and (side.place.file, side.place.line) for side in sides}) == 1
     lines: list[Line] = []
-    if is_one_place and first is not None:
-        lines += _place_row(first, page)
+    inner = page
+    if is_one_place:
+        inner = page.deeper()
+        place = sides[0].place
+        if place is not None:
+            lines += _place_row(place, page)
     if difference.what == "program" and difference.path:
         lines += page.text(f"first difference, {difference.path}:", most=2)
-    inner = page.deeper() if is_one_place else page
-    if difference.what != "program" and difference.path:
+    elif difference.path:
         lines += inner.text(difference.path, most=_PATH_LINES)
         inner = inner.deeper()
     said = [": ".join(filter(None, (side.path, side.said))) for side in shown]
@@ -220,18 +233,22 @@ def _difference(
         return values_from_difference(said, room, page.style.dots)
 
     def places(room: int) -> list[str]:
-        sources = [""] * len(shown)
+        texts = said
         if difference.what == "call":
-            sources = [side.place.source if side.place else "" for side in shown]
-        texts = [source or one for source, one in zip(sources, said, strict=True)]
+            sources = [side.place and side.place.source for side in shown]
+            texts = [source or one for source, one in zip(sources, said, strict=True)]
         return _placed([side.place for side in shown], texts, room, page.style)
 
     if shown:
-        least = 16 if is_one_place else _PLACED_COLUMNS
-        table = inner.rows(labels, values if is_one_place else places, least=least)
+        if is_one_place:
+            table = inner.rows(labels, values)
+        else:
+            table = inner.rows(labels, places, least=_PLACED_COLUMNS)
         lines += _with_note(table, left_out, [side.processes for side in sides], inner)
     if difference.found_at is not None:
-        silent = f"{difference.call} sends" if difference.call else "These calls send"
+        silent = "These calls send"
+        if difference.call:
+            silent = f"{difference.call} sends"
         found = f"the difference was found at {place_words(difference.found_at)}"
         lines += page.text(f"{silent} nothing; {found}.", most=2)
     known = {process for side in sides for process in side.processes}
@@ -265,13 +282,9 @@ def _with_note(
 
 
 def _more_groups(groups: Sequence[ProcessSet], page: Page) -> str:
-    count = sum(len(group) for group in groups)
-    noun = "group" if len(groups) == 1 else "groups"
-    return f"{page.style.dots} {len(groups)} more {noun}, {count} {_noun(count)}"
-
-
-def _noun(count: int) -> str:
-    return "process" if count == 1 else "processes"
+    more = counted(len(groups), "more group")
+    of = counted(sum(len(group) for group in groups), "process", "processes")
+    return f"{page.style.dots} {more}, {of}"
 
 
 class _WaitRow(NamedTuple):
@@ -315,14 +328,18 @@ def _waits(cause: Cause, wait: Wait, page: Page) -> list[Line]:
 
 def _stalled_row(one: Waiting) -> _WaitRow:
     place = one.place or _innermost(one.frames)
-    source = "" if place is None else place.source
-    text = ": ".join(filter(None, (one.words, source)))
+    parts = [one.words]
+    if place is not None:
+        parts.append(place.source)
+    text = ": ".join(filter(None, parts))
     return _WaitRow([_wide_ranges(one.processes)], place, text, _met_before(one))
 
 
 def _arrival_row(state: str, one: Waiting) -> _WaitRow:
     place = one.place or _innermost(one.frames)
-    text = one.words if place is None else place.source
+    text = one.words
+    if place is not None:
+        text = place.source
     notes = _met_before(one)
     if one.frames and one.words:
         notes.insert(0, one.words)
@@ -332,9 +349,7 @@ def _arrival_row(state: str, one: Waiting) -> _WaitRow:
 def _met_before(one: Waiting) -> list[str]:
     if one.last_met is None:
         return []
-    age = one.last_met.age_s
-    before = "" if age is None else f", {seconds(age)} before"
-    return [f"last met the others at {place_words(one.last_met)}{before}"]
+    return [f"last met the others{at_place(one.last_met)}{_before(one.last_met.age_s)}"]
 
 
 def _innermost(frames: Sequence[StackFrame]) -> CallPlace | None:
@@ -347,8 +362,12 @@ def _innermost(frames: Sequence[StackFrame]) -> CallPlace | None:
 def _checkpoint(
     cause: Cause, checkpoint: CheckpointFacts, failure: JobFailure, page: Page
 ) -> list[Line]:
-    lines = _place_row(cause.place, page) if cause.place is not None else []
-    file = os.path.join(checkpoint.path, checkpoint.file) if checkpoint.file else checkpoint.path
+    lines: list[Line] = []
+    if cause.place is not None:
+        lines += _place_row(cause.place, page)
+    file = checkpoint.path
+    if checkpoint.file:
+        file = os.path.join(file, checkpoint.file)
     at = leaf = ""
     if checkpoint.offset_bytes is not None:
         at = f"the block at byte {checkpoint.offset_bytes:,}"
@@ -356,8 +375,9 @@ def _checkpoint(
         leaf = f"of leaf '{checkpoint.leaf}'"
     where = ", ".join(part for part in (at, leaf) if part)
     damage = ": ".join(part for part in (where, checkpoint.damage) if part)
-    is_all = len(cause.processes) == failure.num_processes > 1
-    found = all_processes(failure.num_processes) if is_all else process_ranges(cause.processes)
+    found = process_ranges(cause.processes)
+    if len(cause.processes) == failure.num_processes > 1:
+        found = all_processes(failure.num_processes)
     if checkpoint.read_well:
         found += f"; {process_ranges(checkpoint.read_well)} read it well"
     file = path_end(file, page.room - _LABEL_COLUMNS, page.style.dots)
@@ -390,7 +410,9 @@ def _placed(
     width = max(map(columns, heads), default=0)
     lines = []
     for place, head, text in zip(places, heads, texts, strict=True):
-        before = f"{head}{' ' * (width - columns(head))}   " if head else ""
+        before = ""
+        if head:
+            before = f"{head}{' ' * (width - columns(head))}   "
         expression: tuple[int, ...] = ()
         if place is not None and text == place.source:
             expression = place.columns
@@ -431,13 +453,14 @@ def _traceback(cause: Cause, page: Page) -> list[Line]:
     frames, left = _frames(cause.frames, page.limits.frames)
     left += cause.more_frames
     lines: list[Line] = []
+    gap_at = min(1, len(frames) - 1)  # after the outermost frame
     for at, frame in enumerate(frames):
-        if left and at == (1 if len(frames) > 1 else 0):
+        if left and at == gap_at:
             lines += page.text(f"{dots} {counted(left, 'frame')} {dots}", "quiet")
         lines += _frame(frame, page)
-    repeats = cause.error.repeats if cause.error is not None else 0
-    if repeats:
-        times = "time" if repeats == 1 else "times"
+    if cause.error is not None and cause.error.repeats:
+        repeats = cause.error.repeats
+        times = inflected(repeats, "time", "times")
         lines += page.text(f"{dots} the same frame {repeats:,} {times}", "quiet")
     lines += _left_out(cause, page)
     if cause.error is not None:
@@ -452,7 +475,9 @@ def _frames(frames: Sequence[StackFrame], limit: int) -> tuple[list[StackFrame],
     if len(frames) <= limit:
         return list(frames), 0
     inner = min(3, limit - 1)
-    shown = [*frames[:1], *frames[-inner:]] if inner else list(frames[-1:])
+    shown = [*frames[:1], *frames[-inner:]]
+    if not inner:
+        shown = list(frames[-1:])
     return shown, len(frames) - len(shown)
 
 
@@ -462,7 +487,9 @@ def _frame(frame: StackFrame, page: Page) -> list[Line]:
     file = path_end(frame.file, max(PATH_COLUMNS, page.room - 6 - columns(tail)), dots)
     lines = page.text(f'File "{file}{tail}')
     source = source_part(frame.source, frame.columns, page.room - 2, dots)
-    return lines + (page.deeper().text(source) if source else [])
+    if source:
+        lines += page.deeper().text(source)
+    return lines
 
 
 def _left_out(cause: Cause, page: Page) -> list[Line]:
@@ -470,8 +497,10 @@ def _left_out(cause: Cause, page: Page) -> list[Line]:
     if not frames:
         return []
     words = f"{page.style.dots} {frames}"
-    words += ", then native code" if cause.kind == "signal" else ""
-    words += " (SHOAL_TRACEBACK=full shows them)" if "shoal" in cause.left_out else ""
+    if cause.kind == "signal":
+        words += ", then native code"
+    if "shoal" in cause.left_out:
+        words += " (SHOAL_TRACEBACK=full shows them)"
     return page.text(words, "quiet", most=1)
 
 
@@ -487,7 +516,9 @@ def _error(error: ErrorFacts, page: Page) -> list[Line]:
         lines += page.deeper().text(f"{dots} {left} more", "quiet")
     shown = [one for one in error.caused_by if not one.message or one.message not in error.message]
     for cause in shown[:2]:
-        at = f" ({cause.place})" if cause.place else ""
+        at = ""
+        if cause.place:
+            at = f" ({cause.place})"
         room = max(20, page.room - len("caused by ") - columns(at))
         lines += page.text(f"caused by {_on_one_line(cause, room, dots)}{at}", most=1)
     return lines
@@ -519,7 +550,8 @@ def _message(error: ErrorFacts, page: Page) -> list[Line]:
     if parts.left_out:
         dots = page.style.dots
         lines += page.deeper().text(f"{dots} {parts.left_out} {dots}", "quiet")
-        lines += page.deeper().text(parts.tail, most=2) if parts.tail else []
+        if parts.tail:
+            lines += page.deeper().text(parts.tail, most=2)
     return lines
 
 
@@ -530,7 +562,9 @@ def _errors(found: re.Match[str]) -> str:
 def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
     """Return lines of a message after the type of its error."""
     bold = Span(shortened(kind, TYPE_COLUMNS, page.style.dots), "cause")
-    lines = page.spans(bold, Span(f": {message[0]}")) if message else page.spans(bold)
+    if not message:
+        return page.spans(bold)
+    lines = page.spans(bold, Span(f": {message[0]}"))
     for line in message[1:]:
         lines += page.deeper().text(line)
     return lines
@@ -545,13 +579,15 @@ def others(failure: JobFailure, page: Page) -> list[Line]:
     sentences = [_other(one, failure, page.style.dots) for one in failure.others]
     step = in_step(failure)
     if step:
-        sentences[:1] = [f"{step} {sentences[0]}" if sentences else step]
+        sentences[:1] = [" ".join([step, *sentences[:1]])]
     shown = page.limits.others
+    most = 5 if shown > 1 else 3
     for sentence in sentences[:shown]:
-        lines += page.text(sentence, most=5 if shown > 1 else 3)
+        lines += page.text(sentence, most=most)
     left = sum(len(one.processes) for one in failure.others[shown:])
     if left:
-        lines += page.text(f"{page.style.dots} {left} other {_noun(left)}", "quiet")
+        rest = counted(left, "other process", "other processes")
+        lines += page.text(f"{page.style.dots} {rest}", "quiet")
     return lines
 
 
@@ -569,44 +605,58 @@ def _other(other: Others, failure: JobFailure, dots: str) -> str:
     """Return what processes did when the job failed."""
     host = on_host(other.processes, failure, dots)
     label = f"{capital(process_ranges(other.processes))}{host}"
-    was = "was" if len(other.processes) == 1 else "were"
     if other.words:
         is_open = ":" in other.words or not (other.words[-1].isalnum() or other.words[-1] in "')")
-        return f"{label} {other.words}" + ("" if is_open else ".")
-    place = place_words(other.place) if other.place is not None else ""
-    step = f" in step {other.step}" if other.step is not None else ""
+        return f"{label} {other.words}" if is_open else f"{label} {other.words}."
+    did = _did(other, failure)
+    if not did:
+        return f"What {process_ranges(other.processes)}{host} did is unknown."
+    return f"{label} {did}."
+
+
+def _did(other: Others, failure: JobFailure) -> str:
+    """Return the predicate of processes in a state; "" if that is unknown."""
+    was = inflected(len(other.processes), "was", "were")
     if other.state == "waiting":
-        at = f" at {place}" if place else ""
         if _is_there(other, failure):
-            at = " there"
-        return f"{label} {was} waiting{at}{step}."
+            return f"{was} waiting there{step_words(other.step)}"
+        return f"{was} waiting{at_place(other.place)}{step_words(other.step)}"
     if other.state == "running":
-        by = f", and {was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
+        words = f"{was} running{at_place(other.place)}{step_words(other.step)}"
+        if other.ended_by:
+            words += f", and {was} ended by shoal run with {other.ended_by}"
         if other.joined_by_jax:
-            it = "it" if len(other.processes) == 1 else "they"
-            by += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
-        at = f" at {place}" if place else ""
-        return f"{label} {was} running{at}{step}{by}."
+            it = inflected(len(other.processes), "it", "they")
+            words += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
+        return words
     if other.state == "stopped":
-        at_step = f"step {other.step}" if other.step is not None else ""
-        if at_step and other.place is not None and not other.place.call:
-            at_step, place = f"{at_step} ({place})", ""
-        at = place + step if place else at_step
-        return f"{label} learned of it at {at}." if at else f"{label} learned of it."
+        return f"learned of it{_at_step(other)}"
     if other.state == "left":
-        return f"{label} had left the job."
+        return "had left the job"
     if other.state == "ended":
-        by = f"{was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
-        return f"{label} {by or 'ended because of it'}."
-    return f"What {process_ranges(other.processes)}{host} did is unknown."
+        if other.ended_by:
+            return f"{was} ended by shoal run with {other.ended_by}"
+        return "ended because of it"
+    return ""
+
+
+def _at_step(other: Others) -> str:
+    """Return ` at step 3 (train.py:6)`, or as much of it as is known."""
+    if other.step is None or (other.place is not None and other.place.call):
+        return f"{at_place(other.place)}{step_words(other.step)}"
+    if other.place is None:
+        return f" at step {other.step}"
+    return f" at step {other.step} ({place_words(other.place)})"
 
 
 def _is_there(other: Others, failure: JobFailure) -> bool:
     """Return whether processes waited at the place that the evidence has named."""
-    cause, place = failure.causes[0] if failure.causes else None, other.place
-    if cause is None or len(failure.causes) > 1 or cause.kind != "signal" or cause.frames:
+    if len(failure.causes) != 1:
         return False
-    there = cause.place
+    (cause,) = failure.causes
+    if cause.kind != "signal" or cause.frames:
+        return False
+    there, place = cause.place, other.place
     if there is None or place is None or cause.kind == "host_lost":
         return False
     key = (place.call, place.name, place.file, place.line)
@@ -622,12 +672,16 @@ def end_of_all(failure: JobFailure) -> str:
         return ""
     if states != {"ended"} or count != failure.num_processes or begin is None or end is None:
         return ""
-    all_of_them = f"All {count} processes" if count > 1 else "The process"
+    all_of_them = "The process"
+    if count > 1:
+        all_of_them = f"All {count} processes"
     return f"{all_of_them} ended within {seconds(max(0.1, end - begin))}."
 
 
 def _size(count: int) -> str:
-    return f"{count / (1 << 20):.0f} MiB" if count < 10 << 30 else f"{count / (1 << 30):.1f} GiB"
+    if count < 10 << 30:
+        return f"{count / (1 << 20):.0f} MiB"
+    return f"{count / (1 << 30):.1f} GiB"
 
 
 def _sizes(used: int, limit: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal import settings
-from shoal.errors import CorruptCheckpointError, with_article
+from shoal.errors import CorruptCheckpointError, inflected, with_article
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
     NAMES_ITSELF,
@@ -13,6 +13,7 @@ from shoal.runtime.failures.facts import (
     Cause,
     Difference,
     JobFailure,
+    Memory,
     ProcessSet,
 )
 from shoal.runtime.failures.shortening import first_sentence, path_end, process_ranges, shortened
@@ -35,13 +36,18 @@ def job_headline(failure: JobFailure) -> str:
     'process 1 was killed by SIGKILL'
     """
     if failure.kind in ("interrupted", "preempted"):
-        by = f" by {failure.signal}" if failure.signal else ""
-        step = f", in step {failure.step}" if failure.step is not None else ""
-        return f"{failure.kind}{by}{step}"
+        words = failure.kind
+        if failure.signal:
+            words += f" by {failure.signal}"
+        if failure.step is not None:
+            words += f", in step {failure.step}"
+        return words
     if not failure.causes:
         return f"the job ended with exit code {failure.exit_code}"
-    cause, count = failure.causes[0], len(failure.causes)
-    return _claim(cause, failure) + (f" (1 of {count} errors)" if count > 1 else "")
+    claim, count = _claim(failure.causes[0], failure), len(failure.causes)
+    if count == 1:
+        return claim
+    return f"{claim} (1 of {count} errors)"
 
 
 def _claim(cause: Cause, failure: JobFailure) -> str:
@@ -49,10 +55,12 @@ def _claim(cause: Cause, failure: JobFailure) -> str:
     if cause.kind == "diverged" and cause.difference is not None:
         return _difference_claim(cause.difference, cause.step)
     if cause.kind == "stalled" and cause.wait is not None:
+        words = f"no process moved for {cause.wait.limit_s or 0.0:g} s"
         missing = ProcessSet(p for one in cause.wait.missing for p in one.processes)
-        verb = "is" if len(missing) == 1 else "are"
-        where = f"; {process_ranges(missing)} {verb} elsewhere" if missing else ""
-        return f"no process moved for {cause.wait.limit_s or 0.0:g} s{where}"
+        if not missing:
+            return words
+        are = inflected(len(missing), "is", "are")
+        return f"{words}; {process_ranges(missing)} {are} elsewhere"
     if cause.kind == "checkpoint" and cause.checkpoint is not None:
         what = f"checkpoint {cause.checkpoint.path}"
         if cause.checkpoint.step is not None:
@@ -62,11 +70,15 @@ def _claim(cause: Cause, failure: JobFailure) -> str:
         return "a service of the job was lost"
     if cause.kind == "host_lost":
         nodes = [i for i, of in enumerate(failure.hosts.values()) if set(of) & set(cause.processes)]
-        name = f"node {nodes[0]}" if len(nodes) == 1 else "a host"
+        name = "a host"
+        if len(nodes) == 1:
+            name = f"node {nodes[0]}"
         lost = f", with {process_ranges(cause.processes)} of {failure.num_processes}"
         return f"{name}{on_host(cause.processes, failure)} was lost{lost}"
     if cause.kind == "not_joined" and len(cause.processes) == failure.num_processes > 1:
-        return "neither process joined" if failure.num_processes == 2 else "no process joined"
+        if failure.num_processes == 2:
+            return "neither process joined"
+        return "no process joined"
     return f"{_who(cause.processes, failure)} {predicate(cause)}"
 
 
@@ -75,8 +87,10 @@ def _who(processes: ProcessSet, failure: JobFailure) -> str:
         return "a process"
     if len(processes) == failure.num_processes > 1:
         return all_processes(failure.num_processes)
-    of_all = f" of {failure.num_processes}" if failure.num_processes > 1 else ""
-    return f"{process_ranges(processes)}{of_all}{on_host(processes, failure)}"
+    words = process_ranges(processes)
+    if failure.num_processes > 1:
+        words += f" of {failure.num_processes}"
+    return f"{words}{on_host(processes, failure)}"
 
 
 def on_host(processes: ProcessSet, failure: JobFailure, dots: str = "…") -> str:
@@ -84,22 +98,28 @@ def on_host(processes: ProcessSet, failure: JobFailure, dots: str = "…") -> st
     if len(failure.hosts) < 2 or not processes:
         return ""
     names = [name for name, of in failure.hosts.items() if set(processes) <= set(of)]
-    return f" ({shortened(names[0], HOST_COLUMNS, dots)})" if names else ""
+    if not names:
+        return ""
+    return f" ({shortened(names[0], HOST_COLUMNS, dots)})"
 
 
 def predicate(cause: Cause) -> str:
     """Return how processes failed, as what they did."""
-    was = "was" if len(cause.processes) == 1 else "were"
-    wait = cause.wait
-    if cause.kind == "deadline" and wait is not None:
-        thread = "; a thread had raised" if cause.error is not None else ""
-        return f"did not reach {point(wait.call, wait.name)}{thread}"
+    was = inflected(len(cause.processes), "was", "were")
+    if cause.kind == "deadline" and cause.wait is not None:
+        words = f"did not reach {point(cause.wait.call, cause.wait.name)}"
+        if cause.error is not None:
+            words += "; a thread had raised"
+        return words
     if cause.kind == "signal":
-        memory = " (out of memory)" if is_out_of_memory(cause) else ""
-        return f"{was} killed by {cause.signal or 'a signal'}{memory}"
+        words = f"{was} killed by {cause.signal or 'a signal'}"
+        if is_out_of_memory(cause):
+            words += " (out of memory)"
+        return words
     if cause.kind == "exit":
-        code = "" if cause.exit_code is None else f" with exit code {cause.exit_code}"
-        return f"ended{code}"
+        if cause.exit_code is None:
+            return "ended"
+        return f"ended with exit code {cause.exit_code}"
     if cause.kind == "not_joined":
         return "did not join"
     if cause.kind == "lost":
@@ -117,18 +137,17 @@ def _difference_claim(difference: Difference, step: int | None) -> str:
       step: of the call that found it.
     """
     what, call = difference.what, difference.call or "a call"
-    in_step = f" in step {step}" if step is not None else ""
-    found = f", found{in_step}" if in_step else ""
-    if difference.step is not None:
-        found = "" if difference.step == step else found
-        found = f" in step {difference.step}{found}"
+    found = ""
+    if step is not None and step != difference.step:
+        found = f", found{step_words(step)}"
+    found = f"{step_words(difference.step)}{found}"
     if what == "call":
         return f"processes made different calls{found}"
     if what == "program":
         return f"processes compiled different programs{found}"
     where = point(call, difference.name)
     if call == "assert_same" or what == "replica":
-        return f"{where} found different {_PLURALS.get(what, what)}{in_step}"
+        return f"{where} found different {_PLURALS.get(what, what)}{step_words(step)}"
     if what == "name":
         where = with_article(call)
     return f"processes gave {where} different {_PLURALS.get(what, what)}{found}"
@@ -136,7 +155,8 @@ def _difference_claim(difference: Difference, step: int | None) -> str:
 
 def is_out_of_memory(cause: Cause) -> bool:
     """Return whether the cgroup counted a kill, and the signal was the kernel's."""
-    kills = (cause.memory.cgroup_oom_kills or 0) if cause.memory is not None else 0
+    memory = cause.memory or Memory()
+    kills = memory.cgroup_oom_kills or 0
     return kills > 0 and cause.signal == "SIGKILL" and not cause.sent_by_launcher
 
 
@@ -149,16 +169,36 @@ def point(call: str, name: str) -> str:
 
 def place_words(place: CallPlace) -> str:
     """Return a place as in a sentence: `barrier 'step' (train.py:6)`, `train.py:6`."""
-    where = f"{path_end(place.file, FILE_COLUMNS)}:{place.line}" if place.file else ""
+    where = ""
+    if place.file:
+        where = f"{path_end(place.file, FILE_COLUMNS)}:{place.line}"
     if not place.call:
         return where or place.name or "an unknown place"
     call = point(place.call, place.name)
-    return f"{call} ({where})" if where else call
+    if not where:
+        return call
+    return f"{call} ({where})"
+
+
+def at_place(place: CallPlace | None) -> str:
+    """Return ` at train.py:6`; "" if the place is unknown."""
+    if place is None:
+        return ""
+    return f" at {place_words(place)}"
+
+
+def step_words(step: int | None) -> str:
+    """Return ` in step 3`; "" if the step is unknown."""
+    if step is None:
+        return ""
+    return f" in step {step}"
 
 
 def all_processes(count: int) -> str:
     """Return the processes of a job as the subject of a sentence: `all 3 processes`."""
-    return "both processes" if count == 2 else f"all {count} processes"
+    if count == 2:
+        return "both processes"
+    return f"all {count} processes"
 
 
 def raised_words(cause: Cause) -> str:
@@ -170,14 +210,18 @@ def raised_words(cause: Cause) -> str:
     error, frames = cause.error, cause.frames
     if error is None:
         return "failed"
-    at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
+    at = ""
+    if frames:
+        at = f" ({frames[-1].file}:{frames[-1].line})"
     message = first_sentence(NAMES_ITSELF.sub("", error.message, count=1))
     return f"raised {error.type}{at}: {shortened(message, MESSAGE_COLUMNS)}"
 
 
 def seconds(duration_s: float) -> str:
     """Return a duration: `1.1 s`, `812 s`."""
-    return f"{duration_s:.1f} s" if duration_s < 99.95 else f"{duration_s:.0f} s"
+    if duration_s < 99.95:
+        return f"{duration_s:.1f} s"
+    return f"{duration_s:.0f} s"
 
 
 # ---- What to do about a failure, where that follows from the facts.
@@ -196,20 +240,23 @@ _LIMITS = {  # of a stall: by whether SHOAL_STALLED_AFTER_S is set, and a proces
 
 def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
     """Return sentences of advice about causes, the first one first; none if nothing follows."""
-    (first, *_) = causes or (None,)
-    if first is None:
+    if not causes:
         return ()
-    of = listed(first.processes)
-    be = "is" if len(first.processes) == 1 else "are"
-    is_slow = f"If {of} {be} only slow, raise timeout_s"
+    first = causes[0]
+    are = inflected(len(first.processes), "is", "are")
+    is_slow = f"If {listed(first.processes)} {are} only slow, raise timeout_s"
     if first.kind == "not_joined":
+        if first.wait is None:
+            return ()
         by = "shoal.initialize or jax.distributed.initialize"
-        return (f"Every process must call {by}. {is_slow}.",) if first.wait else ()
+        return (f"Every process must call {by}. {is_slow}.",)
     if first.kind == "deadline":
         return (f"{is_slow} of this call, or SHOAL_TIMEOUT_S where it has none.",)
     if first.kind == "stalled":
-        waits = () if first.wait is None else (*first.wait.missing, *first.wait.arrived)
-        has_left = any(one.waits_for == "left" for one in waits)
+        has_left = False
+        if first.wait is not None:
+            waits = (*first.wait.missing, *first.wait.arrived)
+            has_left = any(one.waits_for == "left" for one in waits)
         return (_LIMITS[settings.is_set("SHOAL_STALLED_AFTER_S"), has_left],)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)

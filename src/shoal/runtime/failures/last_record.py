@@ -170,8 +170,9 @@ def _records(
 ) -> Iterator[LastRecord]:
     """Yield the record of an exception, each time with less of its texts."""
     at_s = time.monotonic()
-    named = peers_named(error) if because_of is None else because_of
-    peers = None if named is None else ProcessSet(named)
+    if because_of is None:
+        because_of = peers_named(error)
+    peers = _process_set(because_of)
     for most in _MOST:
         cause = cause_of(error, process=process, step=step, point=point, most=most)
         yield LastRecord(
@@ -194,8 +195,18 @@ def record_of_exit(
     """
     words = f"{capital(headline)}."
     cause = Cause(processes=ProcessSet([process]), kind="exit", exit_code=code, words=(words,))
-    peers = None if because_of is None else ProcessSet(because_of)
-    return LastRecord(pid=os.getpid(), at_s=time.monotonic(), cause=cause, because_of=peers)
+    return LastRecord(
+        pid=os.getpid(),
+        at_s=time.monotonic(),
+        cause=cause,
+        because_of=_process_set(because_of),
+    )
+
+
+def _process_set(processes: Iterable[int] | None) -> ProcessSet | None:
+    if processes is None:
+        return None
+    return ProcessSet(processes)
 
 
 def record_in(text: str) -> LastRecord | None:
@@ -211,13 +222,17 @@ def how_of(end: LastRecord | None) -> str:
         return ""
     if end.cause.kind in FOUND:
         return "found"
-    return "exited" if end.cause.kind == "exit" else "raised"
+    if end.cause.kind == "exit":
+        return "exited"
+    return "raised"
 
 
 def _path() -> str:
     """Return the file of this process, "" if no launcher reads it."""
     pid, _, path = settings.text(VARIABLE).partition(":")
-    return path if pid == str(os.getpid()) else ""
+    if pid != str(os.getpid()):
+        return ""
+    return path
 
 
 class Taken(NamedTuple):
@@ -326,8 +341,13 @@ def cause_of(
     shown = frames
     if len(frames) > _FRAMES:
         shown = (*frames[: _FRAMES // 2], *frames[-_FRAMES // 2 :])
+    processes, place = ProcessSet(), None
+    if process is not None:
+        processes = ProcessSet([process])
+    if point is not None:
+        place = place_of(point)
     return Cause(
-        processes=ProcessSet([] if process is None else [process]),
+        processes=processes,
         kind=next((kind for of, kind in _KINDS if isinstance(error, of)), "exception"),
         exit_code=exit_code_of(error),
         error=facts,
@@ -336,7 +356,7 @@ def cause_of(
         more_frames=len(frames) - len(shown),
         left_out=left_out,
         step=step,
-        place=None if point is None else place_of(point),
+        place=place,
         difference=_difference(error),
         wait=_wait(error),
         checkpoint=_checkpoint(error),
@@ -372,8 +392,9 @@ def place_at(call: str, name: str, site: str) -> CallPlace:
     ('barrier', 'step', 'train.py', 6)
     """
     file, line = split_site(site)
-    shown = "" if name == call else name
-    return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(site))
+    if name == call:
+        name = ""
+    return CallPlace(call=call, name=name, file=file, line=line, source=source_at(site))
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -381,8 +402,12 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, ShoalError):
         return error.exit_code
     if isinstance(error, SystemExit):
-        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
-    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        return int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    return 1
 
 
 def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
@@ -390,19 +415,30 @@ def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
     kind = type(error)
     if isinstance(error, SyntaxError) and error.msg:
         message = text_of(error.msg)  # the place is the last frame
+    elif isinstance(error, SystemExit):
+        message = without_packages(text_of(error.code))
     else:
-        message = without_packages(text_of(error.code if isinstance(error, SystemExit) else error))
-    inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        message = without_packages(text_of(error))
+    inner = error.__cause__
+    if inner is None and not error.__suppress_context__:
+        inner = error.__context__
     while type(inner) is kind and text_of(inner) in message:  # said of this process, once more
         inner = inner.__cause__
-    leaves = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    trace = error.__traceback__
+    leaves: Sequence[BaseException] = ()
+    if isinstance(error, BaseExceptionGroup):
+        leaves = error.exceptions
+    place, trace = "", error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
+    if trace is not None:
+        place = _short(trace.tb_frame, trace.tb_lineno)
     notes = [note for note in getattr(error, "__notes__", ()) if _OF_JAX not in text_of(note)]
+    shown: tuple[ErrorFacts, ...] = ()
     caused_by: tuple[ErrorFacts, ...] = ()
-    if inner is not None and depth:
-        caused_by = (_facts(inner, depth - 1, most),)
+    if depth:
+        shown = tuple(_facts(leaf, 0, most) for leaf in leaves[:_LEAVES])
+        if inner is not None:
+            caused_by = (_facts(inner, depth - 1, most),)
     return ErrorFacts(
         type=kind.__qualname__,
         module=kind.__module__,
@@ -410,8 +446,8 @@ def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
         message_characters=len(message) if len(message) > most else None,
         notes=tuple(text_of(note)[:most] for note in notes[:_CHAIN]),
         caused_by=caused_by,
-        place="" if trace is None else _short(trace.tb_frame, trace.tb_lineno),
-        leaves=tuple(_facts(leaf, 0, most) for leaf in leaves[:_LEAVES]) if depth else (),
+        place=place,
+        leaves=shown,
         more_leaves=max(0, len(leaves) - _LEAVES),
     )
 
@@ -458,7 +494,9 @@ def _from_import_root(file: str) -> str:
     """Return the path of a file from the directory where Python would find it; else its name."""
     roots = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
     root = max(filter(file.startswith, roots), key=len, default="")
-    return file.removeprefix(root).replace(os.sep, "/") if root else os.path.basename(file)
+    if not root:
+        return os.path.basename(file)
+    return file.removeprefix(root).replace(os.sep, "/")
 
 
 def _unrepeated(entries: list[TracebackType]) -> tuple[list[TracebackType], int]:
@@ -470,7 +508,9 @@ def _unrepeated(entries: list[TracebackType]) -> tuple[list[TracebackType], int]
     longest = max(runs, key=len)
     if len(longest) <= _FRAMES:
         return entries, 0
-    return [at for run in runs for at in (run[:1] if run is longest else run)], len(longest) - 1
+    repeats = len(longest) - 1
+    del longest[1:]
+    return [at for run in runs for at in run], repeats
 
 
 def _own(error: BaseException) -> Sequence[StackFrame]:
@@ -486,8 +526,10 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def _owner(frame: FrameType) -> str:
     """Return the package that a frame belongs to."""
+    if is_ours(frame):
+        return "shoal"
     name = frame.f_globals.get("__name__")
-    return "shoal" if is_ours(frame) else str(name or "?").partition(".")[0]
+    return str(name or "?").partition(".")[0]
 
 
 def _frame(trace: TracebackType) -> StackFrame:
@@ -502,7 +544,9 @@ def _difference(error: BaseException) -> Difference | None:
     found: Any = getattr(error, "difference", None)
     if isinstance(found, Mapping):
         return of_json(Difference, found)
-    return found if isinstance(found, Difference) else None
+    if isinstance(found, Difference):
+        return found
+    return None
 
 
 def _wait(error: BaseException) -> Wait | None:
@@ -512,7 +556,9 @@ def _wait(error: BaseException) -> Wait | None:
         limit_s = round(error.waited_s, 1)
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
-        words = "has not joined" if refusal_of(error).strangers else "has not called initialize"
+        words = "has not called initialize"
+        if refusal_of(error).strangers:
+            words = "has not joined"
         missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
         return Wait(call="initialize", missing=tuple(missing))
     return None
@@ -522,7 +568,9 @@ def _missing(process: int, error: DeadlineError) -> Waiting:
     """Return where a process was: where it met the others last, or its last words; its stack."""
     frames = _frames_of(error.stacks.get(process, ""))
     last_met = _last_met(error.places.get(process))
-    words = "" if last_met else error.last_words.get(process, "")
+    words = ""
+    if last_met is None:
+        words = error.last_words.get(process, "")
     return Waiting(processes=ProcessSet([process]), frames=frames, last_met=last_met, words=words)
 
 
@@ -539,6 +587,8 @@ def _frames_of(stack: str) -> tuple[StackFrame, ...]:
     """Return the program's frames of the first thread of some stacks, the outermost first; the
     innermost three if none is the program's."""
     threads = threads_of(stack)
+    if not threads:
+        return ()
     return tuple(
         StackFrame(
             file=os.path.basename(frame.file),
@@ -546,7 +596,7 @@ def _frames_of(stack: str) -> tuple[StackFrame, ...]:
             function=frame.function,
             source=frame.source or linecache.getline(frame.file, frame.line).strip()[:_SOURCE],
         )
-        for frame in (threads[0].of_program if threads else ())
+        for frame in threads[0].of_program
     )
 
 

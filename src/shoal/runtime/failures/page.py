@@ -60,7 +60,9 @@ class Style(NamedTuple):
     @property
     def dots(self) -> str:
         """The mark of what is left out."""
-        return "..." if self.ascii else "…"
+        if self.ascii:
+            return "..."
+        return "…"
 
 
 def _is_utf8(encoding: str | None) -> bool:
@@ -130,14 +132,19 @@ class Page(NamedTuple):
         widths = [max(columns(row[i]) for row in heads) for i in range(len(heads[0]))]
         used = sum(width + len(_GAP) for width in widths)
         is_narrow = self.room - used < least
-        cells = last(self.room - 4 if is_narrow else self.room - used)
+        if is_narrow:
+            cells = last(self.room - 4)
+        else:
+            cells = last(self.room - used)
         table: list[list[Line]] = []
         for row, cell in zip(heads, cells, strict=True):
             line = [Span(" " * self.indent)]
             for at, (head, width) in enumerate(zip(row, widths, strict=True)):
-                is_label = at == label_at and not table
+                role = "plain"
+                if at == label_at and not table:
+                    role = "cause"
                 padding = " " * (width - columns(head)) + _GAP
-                line += [Span(head, "cause" if is_label else "plain"), Span(padding)]
+                line += [Span(head, role), Span(padding)]
             if is_narrow:
                 table.append([_cut(line, 0, self.style.width), *self.deeper(4).text(cell)])
             else:
@@ -174,6 +181,10 @@ def painted(line: Line, style: Style) -> str:
         return text.rstrip(" ")
     kept, painted = len(text.rstrip(" ")), ""
     for piece, role in _cut(line, 0, kept):
-        code = WORD_CODES.get(piece, _CODES["failed"]) if role == "failed" else _CODES.get(role)
-        painted += f"\x1b[{code}m{piece}\x1b[0m" if code else piece
+        code = _CODES.get(role)
+        if role == "failed":
+            code = WORD_CODES.get(piece, code)
+        if code:
+            piece = f"\x1b[{code}m{piece}\x1b[0m"
+        painted += piece
     return painted

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from shoal.errors import counted
@@ -100,8 +99,11 @@ def report(
       reported_by: the node whose launcher prints the whole report; this one names it instead.
     """
     try:
-        lay_out = partial(pointed_out, node=reported_by) if reported_by else laid_out
-        return [painted(line, style) for line in lay_out(failure, style, program)]
+        if reported_by:
+            lines = pointed_out(failure, style, program, reported_by)
+        else:
+            lines = laid_out(failure, style, program)
+        return [painted(line, style) for line in lines]
     except Exception:  # noqa: BLE001 (a report that cannot be laid out must not hide the failure)
         headline = without_secrets(str(getattr(failure, "headline", "")))
         code = getattr(failure, "exit_code", "unknown")
@@ -126,11 +128,10 @@ def laid_out(failure: JobFailure, style: Style, program: str = "shoal run") -> l
 def pointed_out(failure: JobFailure, style: Style, program: str, node: str) -> list[Line]:
     """Return the headline, and where the report is: for the launchers of all nodes but one."""
     facts = _printable_facts(facts_without_secrets(failure), style)
-    lines, moved, host = _headline_lines(facts, style, program)
-    lines += Page(style, Shown()).text(f"On host {host}.") if host else []
-    after = _after(facts) if moved else ""
+    lines, after = _headline_lines(facts, style, program)
     words = f"Exit code {facts.exit_code}{after}. Report: {node}."
-    words += f" Logs of this host: {facts.logs}" if facts.logs else ""
+    if facts.logs:
+        words += f" Logs of this host: {facts.logs}"
     return [*lines, *_last_lines(words, facts, style)]
 
 
@@ -172,7 +173,9 @@ def _printable_facts(failure: JobFailure, style: Style) -> JobFailure:
         names = {n: shortened(getattr(fact, n), limits[n], style.dots) for n in limits}
         if isinstance(fact, CallPlace):
             names["file"] = path_end(fact.file, FILE_COLUMNS, style.dots)
-        return dataclasses.replace(fact, **names) if names else fact
+        if not names:
+            return fact
+        return dataclasses.replace(fact, **names)
 
     facts: JobFailure = _changed(failure, escape, bound)
     return facts
@@ -202,25 +205,29 @@ def _changed(
     return value
 
 
-def _headline_lines(
-    failure: JobFailure, style: Style, program: str
-) -> tuple[list[Line], bool, str]:
-    """Return the headline, whether the time is left for the last line, and the host left out."""
+def _headline_lines(failure: JobFailure, style: Style, program: str) -> tuple[list[Line], str]:
+    """Return the headline, and the time if that is left for the last line.
+
+    Where the host does not fit in the headline, it has a line of its own.
+    """
     word, rest = "failed", f": {failure.headline}"
     if failure.kind in WORD_CODES and failure.headline.startswith(failure.kind):
         word, rest = failure.kind, failure.headline.removeprefix(failure.kind)
-    before = " as before" if failure.as_before else ""
-    time = _after(failure)
+    before = ""
+    if failure.as_before:
+        before = " as before"
+    time, later = _after(failure), ""
 
     def length(time: str, rest: str) -> int:
         return columns(f"{program}: {word}{time}{before}{rest}")
 
-    moved, host = False, ""
-    if time and length(time, rest) > style.width:
-        time, moved = "", True
+    host = ""
+    if length(time, rest) > style.width:
+        time, later = "", time
     if length(time, rest) > style.width:
         host = next((h for h in failure.hosts if f" ({shortened(h, HOST_COLUMNS)})" in rest), "")
-        rest = rest.replace(f" ({shortened(host, HOST_COLUMNS)})", "", 1) if host else rest
+        if host:
+            rest = rest.replace(f" ({shortened(host, HOST_COLUMNS)})", "", 1)
     if length(time, rest) > style.width:
         total = failure.num_processes
         rest = re.sub(rf"(process(?:es)? \d[\d, -]*) of {total}\b", r"\1", rest, count=1)
@@ -230,11 +237,16 @@ def _headline_lines(
         Span(word, "failed"),
         Span(time + before + rest, "cause"),
     ]
-    return wrapped(spans, style.width, 2, is_hard=False)[:_EDGE_LINES], moved, host
+    lines = wrapped(spans, style.width, 2, is_hard=False)[:_EDGE_LINES]
+    if host:
+        lines += Page(style, Shown()).text(f"On host {host}.")
+    return lines, later
 
 
 def _after(failure: JobFailure) -> str:
-    return "" if failure.failed_after_s is None else f" after {seconds(failure.failed_after_s)}"
+    if failure.failed_after_s is None:
+        return ""
+    return f" after {seconds(failure.failed_after_s)}"
 
 
 def _lines(
@@ -242,12 +254,12 @@ def _lines(
 ) -> tuple[list[Line], list[Line]]:
     """Return a report: all but the last line, and the last line."""
     page = Page(style, limits)
-    lines, moved, host = _headline_lines(failure, style, program)
-    lines += page.text(f"On host {host}.") if host else []
-    last = _last_words(failure, program, _after(failure) if moved else "")
-    if failure.as_before:
-        lines += page.text(in_step(failure)) if in_step(failure) else []
-    else:
+    lines, after = _headline_lines(failure, style, program)
+    last = _last_words(failure, program, after)
+    step = in_step(failure)
+    if failure.as_before and step:
+        lines += page.text(step)
+    elif not failure.as_before:
         for words in failure.programs[: limits.programs]:
             lines += page.text(sentence(words), "cause", most=3)
         more = len(failure.programs) - limits.programs
@@ -271,8 +283,10 @@ def _lines(
 def _last_words(failure: JobFailure, program: str, time: str) -> str:
     if program != "shoal run":
         return f"Exit code {failure.exit_code} (of this process){time}."
-    logs = _logs(failure)
-    return f"Exit code {failure.exit_code}{time}." + (f" {logs}" if logs else "")
+    words, logs = f"Exit code {failure.exit_code}{time}.", _logs(failure)
+    if not logs:
+        return words
+    return f"{words} {logs}"
 
 
 def _last_lines(words: str, failure: JobFailure, style: Style) -> list[Line]:
@@ -296,20 +310,28 @@ def _logs(failure: JobFailure) -> str:
             if set(hosts[host]) <= set(cause.processes)]  # fmt: skip
     if lost and folder:
         left = [host for host in hosts if host not in lost]
-        where = f"{left[0]}:{folder}" if len(left) == 1 else f"{folder}, on each host"
-        on_lost = f"what is left on {lost[0]}: {lost[0]}:{folder}"
-        return f"Logs: {where}; {on_lost}" if len(lost) == 1 else f"Logs: {where}"
+        where = f"{folder}, on each host"
+        if len(left) == 1:
+            where = f"{left[0]}:{folder}"
+        if len(lost) > 1:
+            return f"Logs: {where}"
+        return f"Logs: {where}; what is left on {lost[0]}: {lost[0]}:{folder}"
     logs = list(dict.fromkeys(_log(cause.log, failure) for cause in failure.causes if cause.log))
     if len(logs) == 1:
         cause = next(cause for cause in failure.causes if cause.log)
-        is_one = cause.first is None or len(cause.processes) == 1
-        return f"Log: {logs[0]}" + ("" if is_one else f" (process {cause.first} was the first)")
+        if cause.first is None or len(cause.processes) == 1:
+            return f"Log: {logs[0]}"
+        return f"Log: {logs[0]} (process {cause.first} was the first)"
     if len(logs) == 2 or (logs and not folder):
-        more = f" and {len(logs) - 2} more" if len(logs) > 2 else ""
-        return f"Logs: {', '.join(logs[:2])}{more}"
+        words = f"Logs: {', '.join(logs[:2])}"
+        if len(logs) > 2:
+            words += f" and {len(logs) - 2} more"
+        return words
     if not folder:
         return ""
-    return f"Logs: {folder}, on each host" if len(hosts) > 1 else f"Logs: {folder}"
+    if len(hosts) > 1:
+        return f"Logs: {folder}, on each host"
+    return f"Logs: {folder}"
 
 
 def _log(log: str, failure: JobFailure) -> str:

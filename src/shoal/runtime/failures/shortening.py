@@ -75,7 +75,9 @@ def without_secrets(text: str) -> str:
 
 
 def _without_value(option: re.Match[str]) -> str:
-    return f"--{option[1]} {HIDDEN}" if _names_secret(option[1]) else option[0]
+    if _names_secret(option[1]):
+        return f"--{option[1]} {HIDDEN}"
+    return option[0]
 
 
 def is_secret_leaf(path: str) -> bool:
@@ -120,12 +122,16 @@ def _escape(letter: str) -> str:
     code = ord(letter)
     if code <= 0xFF and not letter.isprintable():
         return ascii(letter)[1:-1]
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    if code <= 0xFFFF:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"
 
 
 def columns(text: str) -> int:
     """Return how many columns a terminal needs for a text: two for a wide letter."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
+    if text.isascii():
+        return len(text)
+    return sum(map(_columns, text))
 
 
 def _columns(letter: str) -> int:
@@ -133,7 +139,9 @@ def _columns(letter: str) -> int:
         return 1
     if unicodedata.category(letter) in ("Mn", "Me"):  # is drawn over the letter before it
         return 0
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+    if unicodedata.east_asian_width(letter) in "WF":
+        return 2
+    return 1
 
 
 def beginning(text: str, limit: int) -> str:
@@ -148,7 +156,9 @@ def ending(text: str, limit: int) -> str:
 
 def fits(text: str, limit: int) -> bool:
     """Return whether `limit` columns hold a text."""
-    return len(text) <= limit if text.isascii() else fitting(text, 0, limit) == len(text)
+    if text.isascii():
+        return len(text) <= limit
+    return fitting(text, 0, limit) == len(text)
 
 
 def fitting(text: str, start: int, limit: int) -> int:
@@ -201,8 +211,10 @@ def shortened_log(line: str, limit: int, dots: str = "…") -> str:
     """
     if fits(line, limit):
         return line
+    text = line
     prefix = _LOG_PREFIX.match(line)
-    text = line[prefix.end() :] if prefix else line
+    if prefix:
+        text = line[prefix.end() :]
     if fits(text, limit):
         return text
     note = f" {dots} {len(text):,} characters {dots} "
@@ -211,7 +223,9 @@ def shortened_log(line: str, limit: int, dots: str = "…") -> str:
     _, start = _cut_between_words(text, len(text) - len(ending(text, room // 2)))
     head, tail = text[:end].rstrip(), text[start:].lstrip()
     cut = f"{head} {dots} {len(text) - len(head) - len(tail):,} characters {dots} {tail}"
-    return cut if len(cut) + _LEAST_GAIN <= len(text) else text
+    if len(cut) + _LEAST_GAIN <= len(text):
+        return cut
+    return text
 
 
 def _cut_between_words(text: str, at: int) -> tuple[int, int]:
@@ -237,7 +251,9 @@ def path_end(path: str, limit: int, dots: str = "…") -> str:
         return path
     end = ending(path, max(0, limit - len(dots)))
     slash = end.find("/")
-    return beginning(dots + (end[slash:] if 0 <= slash < len(end) - 1 else end), limit)
+    if 0 <= slash < len(end) - 1:
+        end = end[slash:]
+    return beginning(dots + end, limit)
 
 
 def values_from_difference(texts: Sequence[str], limit: int, dots: str = "…") -> list[str]:
@@ -252,10 +268,14 @@ def values_from_difference(texts: Sequence[str], limit: int, dots: str = "…") 
     start = common - 8
     if start <= len(dots):
         return [shortened(text, limit, dots) for text in texts]
-    parts = [dots + text[start:] for text in texts]
-    return [
-        part if fits(part, limit) else beginning(part, limit - len(dots)) + dots for part in parts
-    ]
+    return [_begun(dots + text[start:], limit, dots) for text in texts]
+
+
+def _begun(text: str, limit: int, dots: str) -> str:
+    """Return a text of at most `limit` columns, which keeps its beginning."""
+    if fits(text, limit):
+        return text
+    return beginning(text, limit - len(dots)) + dots
 
 
 def _common_beginning(texts: Sequence[str]) -> int:
@@ -278,18 +298,21 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
     >>> source_part("x = read(); y = load(path)", (16, 26), 20)
     '… y = load(path)'
     """
-    if fits(source, limit):
-        return source
-    if len(expression) != 2 or not 0 <= expression[0] <= expression[1] <= len(source):
-        return beginning(source, limit - len(dots)) + dots
-    before = source.rfind("; ", 0, expression[0])
-    start = before + 2 if before >= 0 else 0
-    after = source.find("; ", expression[1])
-    end = after + 1 if after >= 0 else len(source)
+    is_known = len(expression) == 2 and 0 <= expression[0] <= expression[1] <= len(source)
+    if fits(source, limit) or not is_known:
+        return _begun(source, limit, dots)
+    before, after = source[: expression[0]], source[expression[1] :]
+    start = len(before) - len(before.rpartition("; ")[2])  # of the statement
+    end = expression[1] + len(after.partition("; ")[0])
+    if end < len(source):
+        end += 1  # the semicolon
     if columns(source[start:end]) > limit - 2 * len(dots) - 2:  # not the whole statement
         start = max(start, min(expression[0], end - limit + 2 * len(dots) + 2))
-    head = f"{dots} " if start else ""
-    tail = f" {dots}" if end < len(source) else ""
+    head = tail = ""
+    if start:
+        head = f"{dots} "
+    if end < len(source):
+        tail = f" {dots}"
     if fits(head + source[start:end] + tail, limit):
         return head + source[start:end] + tail
     return beginning(head + source[start:], limit - len(dots)) + dots
@@ -304,7 +327,10 @@ def sentence(line: str) -> str:
     """Return a line of a message as a sentence; an indented one as it is, for people to paste."""
     if line.startswith("  "):
         return line
-    return capital(line.strip()) + ("" if line.endswith(":") else ".")
+    text = capital(line.strip())
+    if line.endswith(":"):
+        return text
+    return f"{text}."
 
 
 def as_one_line(lines: Iterable[str]) -> str:
@@ -327,8 +353,9 @@ def first_sentence(message: str) -> str:
     'save: 2 problems: w: no array; b: no array'
     """
     lines = message.strip().splitlines()
-    is_whole = not lines or lines[0].rstrip().endswith(":")
-    return as_one_line(lines if is_whole else lines[:1])
+    if lines and not lines[0].rstrip().endswith(":"):
+        lines = lines[:1]
+    return as_one_line(lines)
 
 
 def process_ranges(processes: Iterable[int]) -> str:
@@ -349,8 +376,7 @@ def message_parts(message: str, characters: int | None, *, is_whole: bool) -> Me
         return MessageParts(lines)
     end, _ = _cut_between_words(message, MESSAGE_HEAD)
     head, rest = message[:end], message[end:]
-    last = [line.strip() for line in rest.split("\n") if line.strip()][-1:]
-    tail = last[0] if last else ""
+    tail = rest.rstrip().rpartition("\n")[2].strip()
     if len(tail) > MESSAGE_TAIL:
         _, start = _cut_between_words(tail, len(tail) - MESSAGE_TAIL)
         tail = tail[start:].lstrip()
@@ -367,7 +393,9 @@ def message_parts(message: str, characters: int | None, *, is_whole: bool) -> Me
 def _after_component(text: str, start: int, end: int) -> int:
     """Return where a line ends that is part of a path: `params/dense/`, `['params']`."""
     found = max(text.rfind("/", start, end), text.rfind("][", start, end))
-    return found + 1 if found > start else end
+    if found > start:
+        return found + 1
+    return end
 
 
 def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[int, int]]:

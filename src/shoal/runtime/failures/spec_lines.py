@@ -43,9 +43,12 @@ class SpecLine(NamedTuple):
         if self.what != "leaf":
             return _WORDS[self.what] + self.value
         words = [self.kind, self.dtype + self.shape]
-        words += [f"as {self.layout}"] if self.layout else []
+        if self.layout:
+            words.append(f"as {self.layout}")
+        if self.value and self.shape:
+            words.append("=")
         if self.value:
-            words.append(f"= {self.given}" if self.shape else self.given)
+            words.append(self.given)
         text = " ".join(filter(None, words))
         if self.digest and not self.value:
             return ": ".join(filter(None, (text, f"values {self.digest}")))
@@ -72,7 +75,9 @@ def shown_line(line: str) -> str:
     one = SpecLine.of(line)
     if one is None:
         return " ".join(filter(None, line.split(BETWEEN)))
-    return f"{one.path}: {one.said}" if one.path else one.said
+    if not one.path:
+        return one.said
+    return f"{one.path}: {one.said}"
 
 
 def with_value(line: str, value: str) -> str:
@@ -94,7 +99,9 @@ def with_layouts(lines: Iterable[str], layouts: Sequence[str]) -> tuple[str, ...
     """
     found = [*lines]
     for number, layout in enumerate(layouts):
-        one = SpecLine.of(found[number]) if layout else None
+        if not layout:
+            continue
+        one = SpecLine.of(found[number])
         if one is not None:
             found[number] = one._replace(layout=layout).packed
     return tuple(found)
@@ -103,4 +110,6 @@ def with_layouts(lines: Iterable[str], layouts: Sequence[str]) -> tuple[str, ...
 def with_origin(line: str, layout: str) -> str:
     """Return a leaf's line with the layout that it has before the call."""
     one = SpecLine.of(line)
-    return line if one is None else one._replace(layout=f"{one.layout} from {layout}").packed
+    if one is None:
+        return line
+    return one._replace(layout=f"{one.layout} from {layout}").packed

@@ -78,21 +78,26 @@ class ThreadStack(NamedTuple):
           get()
         … 1 frame in queue
         """
-        is_full = settings.text("SHOAL_TRACEBACK") == "full"
-        frames = self.frames if is_full else self.of_program
-        shown = frames if most is None else frames[-most:]
+        frames, below = self.frames, ""
+        if settings.text("SHOAL_TRACEBACK") != "full":
+            frames, below = self.of_program, counted_frames(self.below)
         lines: list[str] = []
-        if most is None and self.more:
-            lines = [
-                "… more frames" if self.more == _UNKNOWN else f"… {counted(self.more, 'frame')}"
-            ]
-        for frame, run in itertools.groupby(shown):
+        if most is not None:
+            frames = frames[-most:]
+        elif self.more == _UNKNOWN:
+            lines.append("… more frames")
+        elif self.more:
+            lines.append(f"… {counted(self.more, 'frame')}")
+        for frame, run in itertools.groupby(frames):
             lines.append(f'File "{frame.file}", line {frame.line}, in {frame.function}')
-            lines += [f"  {frame.source}"] if frame.source else []
+            if frame.source:
+                lines.append(f"  {frame.source}")
             again = len([*run]) - 1
-            lines += [f"… the same frame {again} time{'s' * (again > 1)}"] if again else []
-        below = "" if is_full else counted_frames(self.below)
-        return [*lines, f"… {below}"] if below else lines
+            if again:
+                lines.append(f"… the same frame {counted(again, 'time')}")
+        if below:
+            lines.append(f"… {below}")
+        return lines
 
 
 def threads_of(text: str) -> list[ThreadStack]:
@@ -147,7 +152,8 @@ def without_packages(message: str) -> str:
             is_shown = not package_of(frame[1])
         elif not line.startswith("    "):  # else the source of the frame above
             is_shown = True
-        lines += [line] if is_shown else []
+        if is_shown:
+            lines.append(line)
     return "".join((first, announces, "\n".join(lines)))
 
 
@@ -156,10 +162,9 @@ def shown_stacks(text: str) -> str:
     threads = [thread for thread in threads_of(text) if not thread.is_own]
     if not threads:
         return text
-    blocks = [
-        [*([] if number == 0 else [f"Thread '{thread.name}':"]), *thread.lines()]
-        for number, thread in enumerate(threads)
-    ]
+    blocks = [thread.lines() for thread in threads]
+    for thread, block in zip(threads[1:], blocks[1:], strict=True):
+        block.insert(0, f"Thread '{thread.name}':")
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -181,7 +186,9 @@ def package_of(file: str) -> str:
     found = _IN_PYTHON.fullmatch(file)
     if found:
         return _first(found[1] or found[2])
-    return "Python" if is_installed(file) else ""
+    if is_installed(file):
+        return "Python"
+    return ""
 
 
 def _first(path: str) -> str:
@@ -199,8 +206,11 @@ def _own_modules() -> frozenset[str]:
         folder, prefix = folders.pop()
         for part in pkgutil.iter_modules([folder]):
             path = f"{prefix}{part.name}"
-            found.add(f"{path}/__init__.py" if part.ispkg else f"{path}.py")
-            folders += [(os.path.join(folder, part.name), f"{path}/")] if part.ispkg else []
+            if part.ispkg:
+                found.add(f"{path}/__init__.py")
+                folders.append((os.path.join(folder, part.name), f"{path}/"))
+            else:
+                found.add(f"{path}.py")
     return frozenset(found)
 
 
@@ -211,7 +221,8 @@ def counted_frames(packages: Mapping[str, int]) -> str:
     '2 frames in jax, 1 in queue, 4 in shoal'
     """
     counts = sorted(packages.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
-    return ", ".join(
-        f"{count} in {package}" if at else f"{counted(count, 'frame')} in {package}"
-        for at, (package, count) in enumerate(counts)
-    )
+    if not counts:
+        return ""
+    (package, count), *rest = counts
+    first = f"{counted(count, 'frame')} in {package}"
+    return ", ".join([first, *(f"{count} in {package}" for package, count in rest)])
