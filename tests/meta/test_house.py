@@ -107,7 +107,7 @@ def test_a_good_tree_passes_every_check():
         "plan/mesh.py": "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"
         "class P(NamedTuple):\n    x: int\n    y: Mapping[str, int] = {}\nORIGIN = P(1)\n"
         "x = f'{y}' if y else (a and b)\n"
-        "while (z := f()) is not None:\n    w = [v for u in z if (v := g(u))]\n"
+        "while (z := f()) is not None:\n    w = tuple(v for u in z if (v := g(u)))\n"
         "if x:\n    pass\nelif z := f():\n    pass\n"
         "@functools.cache\ndef create(rank, timeout_s):\n    raise UsageError(rank)\n",
     }
