@@ -18,6 +18,7 @@ from shoal.errors import (
     PeerFailedError,
     ProcessLostError,
     StalledError,
+    inflected,
 )
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -196,8 +197,11 @@ class Ending(NamedTuple):
         """
         if self.gone is not None and self.gone.state == "failed":
             return self.gone.at_s
-        times_s = [self.gone.at_s] if self.gone else []
-        return min([*times_s, *([] if self.failed_s is None else [self.failed_s])], default=None)
+        if self.gone is None:
+            return self.failed_s
+        if self.failed_s is None:
+            return self.gone.at_s
+        return min(self.gone.at_s, self.failed_s)
 
 
 def first_failures(endings: Iterable[Ending]) -> list[Ending]:
@@ -242,7 +246,9 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
 def _missed_by(root: Ending, endings: Iterable[Ending]) -> list[Ending]:
     """Return the processes that had left the job in order, and without which a process failed, the
     first one first."""
-    named = root.record.because_of if root.record is not None else None
+    named = None
+    if root.record is not None:
+        named = root.record.because_of
     failed_s = root.known_failed_s or 0.0
     missed = [
         (ending.left.at_s, ending.process, ending)
@@ -278,8 +284,9 @@ def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
 
 def left_cause(left: Gone | None) -> Cause:
     """Return the failure of a process that had left the job in order, and that others missed."""
-    at = None if left is None else left.at
-    place = None if at is None else at.place
+    place = None
+    if left is not None and left.at is not None:
+        place = left.at.place
     where = ""
     if left is not None and left.why:
         where = f", by sys.exit() at {line_of(left.why)}"
@@ -327,7 +334,9 @@ def _joined_wait(first: Cause, wait: Wait, missing: ProcessSet, causes: Sequence
         if not set(cause.processes) <= set(missing):
             arrived.setdefault(cause.place or line_at(cause), []).extend(cause.processes)
     groups = [Waiting(processes=ProcessSet(of), place=place) for place, of in arrived.items()]
-    call = first.place.call if first.place else wait.call
+    call = wait.call
+    if first.place is not None:
+        call = first.place.call
     return dataclasses.replace(wait, call=call, arrived=tuple(groups))
 
 
@@ -374,22 +383,24 @@ def stalled_cause(groups: Sequence[Waiting], idle_s: float) -> tuple[Cause, str]
     odd, *others = groups
     headline = f"no process has moved for {idle_s:.0f} s"
     are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
-    waits_for = others[0].waits_for if len(others) == 1 else ""
+    waits_for = ""
+    if len(others) == 1:
+        waits_for = others[0].waits_for
     if odd.waits_for == "reader":
         headline += f"; {_wait(odd.processes)} for a reader"
     elif waits_for in ("others", "reader") and odd.waits_for in ("", "left"):
         headline += f"; {_wait(others[0].processes)} for {listed(odd.processes)}"
     elif len(others) == 1 and (are_fewer or odd.words != others[0].words):
-        are = "is elsewhere" if len(odd.processes) == 1 else "are elsewhere"
-        are = "left the job" if odd.waits_for == "left" else are
+        are = inflected(len(odd.processes), "is elsewhere", "are elsewhere")
+        if odd.waits_for == "left":
+            are = "left the job"
         headline += f"; {listed(odd.processes)} {are}"
     wait = Wait(call="", arrived=tuple(others), missing=(odd,))
     return Cause(processes=odd.processes, kind="stalled", wait=wait), headline
 
 
 def _wait(processes: ProcessSet) -> str:
-    verb = "waits" if len(processes) == 1 else "wait"
-    return f"{listed(processes)} {verb}"
+    return f"{listed(processes)} {inflected(len(processes), 'waits', 'wait')}"
 
 
 def exit_code(root: Ending) -> int:
@@ -400,7 +411,9 @@ def exit_code(root: Ending) -> int:
     """
     if root.has_left:  # and the others missed it
         return PeerFailedError.exit_code
-    cause = None if root.record is None else root.record.cause
+    cause = None
+    if root.record is not None:
+        cause = root.record.cause
     has_exited = cause is not None and cause.kind == "exit"
     if root.was_frozen or root.is_lost or (root.code == 0 and not has_exited):
         return ProcessLostError.exit_code
@@ -410,12 +423,16 @@ def exit_code(root: Ending) -> int:
     is_plain = root.code in (0, 1) or (root.was_ended and root.code < 0)
     if cause is not None and (is_plain or cause.thread):
         return cause.exit_code or PeerFailedError.exit_code  # sys.exit(256) ends with 0
-    return 1 if is_plain else shell_code(root.code)
+    if is_plain:
+        return 1
+    return shell_code(root.code)
 
 
 def shell_code(code: int) -> int:
     """Return an exit code of subprocess as a shell does."""
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        return 128 - code
+    return code
 
 
 def signal_name(number: int) -> str:
@@ -482,15 +499,17 @@ def _rank(ending: Ending) -> _Rank:
     if gone is not None and gone.follows:
         return _Rank.CONSEQUENCE
     was_ended = bool(ending.sent) or not ending.code  # or it has chosen code 0
-    by_code = None if was_ended else _rank_of_code(ending)
-    if by_code is not None:
-        return by_code
+    if not was_ended:
+        by_code = _rank_of_code(ending)
+        if by_code is not None:
+            return by_code
     if _is_torn(ending):
         return _Rank.TORN
     if not was_ended:
         return _Rank.OWN
-    has_reported = gone is not None and gone.state == "failed" and ending.code
-    return _Rank.OWN if has_reported else _Rank.REPORTED
+    if gone is not None and gone.state == "failed" and ending.code:
+        return _Rank.OWN
+    return _Rank.REPORTED
 
 
 def _rank_of_code(ending: Ending) -> _Rank | None:
@@ -509,5 +528,6 @@ def _is_torn(ending: Ending) -> bool:
     """Return whether an error of JAX's runtime ended it, which another's end may have caused."""
     if ending.record is not None:
         return ending.record.is_torn
-    sent = None if ending.gone is None else ending.gone.record
-    return sent is not None and sent.is_torn
+    if ending.gone is None or ending.gone.record is None:
+        return False
+    return ending.gone.record.is_torn

@@ -163,12 +163,27 @@ class ExitGuard:
 
     def skip_teardown(self) -> None:
         """End without teardown: a thread of this process is stuck in JAX's runtime for good."""
-        atexit.register(lambda: _end(self._known_code()) if self._is_owner() else None)
+
+        def end() -> None:
+            if self._is_owner():
+                _end(self._known_code())
+
+        atexit.register(end)
 
     def _known_code(self) -> int:
         """Return the exit code, as far as it is known before the end."""
-        error = self._program.uncaught() if self._code is None else None
-        return self._code or (self._exit_status if error is None else exit_code_of(error))
+        if self._code:
+            return self._code
+        error = self._uncaught()
+        if error is None:
+            return self._exit_status
+        return exit_code_of(error)
+
+    def _uncaught(self) -> BaseException | None:
+        """Return the exception that ended the program, if no hook has taken it."""
+        if self._code is not None:
+            return None
+        return self._program.uncaught()
 
     def _is_owner(self) -> bool:
         """Return False in a forked child: it inherits the hooks, but is not a member of the job."""
@@ -269,7 +284,9 @@ class ExitGuard:
             self._excepthook(type(error), error, error.__traceback__)
 
     def _end_of_this(self, error: BaseException) -> EndOfThis:
-        code = exit_code_of(error) if self._code is None else self._code
+        code = self._code
+        if code is None:
+            code = exit_code_of(error)
         return cast("EndOfThis", _reports().EndOfThis(error, code, self._peers))
 
     def _on_thread_exception(self, raised: threading.ExceptHookArgs) -> None:
@@ -319,12 +336,15 @@ class ExitGuard:
         self._code = self._exit_code_of(error)
         if gone or (is_of_runtime(error) and lost_services(coordinator)):
             code, lines = explain(coordinator, gone)
-            self._code = code if self._code_of_hook is None else self._code_of_hook
+            if self._code_of_hook is None:
+                self._code = code
             self._explanation = "\n".join(f"shoal: {line}" for line in lines)
             print(self._explanation, file=sys.stderr)
 
     def _exit_code_of(self, error: BaseException) -> int:
-        return exit_code_of(error) if self._code_of_hook is None else self._code_of_hook
+        if self._code_of_hook is not None:
+            return self._code_of_hook
+        return exit_code_of(error)
 
     def _limit_end(self) -> None:
         """Make the thread end this process if it does not end by itself in time."""
@@ -467,14 +487,16 @@ class ExitGuard:
             self._exit_status = 0  # an earlier sys.exit() that was caught
             return ""
         if self._exit_report or not self._program.has_exited():
-            return self._exit_report if self._exit_status else ""
+            if not self._exit_status:
+                return ""
+            return self._exit_report
         return f"left the job by SystemExit (exit code unknown), at {self._program.place}"
 
     def _await_end(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """Sleep until the end begins; report what ended the program if the hook cannot."""
         has_reported = False
         while not wake.wait(_LOOK_S):
-            error = self._program.uncaught() if self._code is None else None
+            error = self._uncaught()
             if error is None or not self._is_owner():
                 continue
             if not has_reported:

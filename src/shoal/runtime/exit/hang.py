@@ -58,8 +58,9 @@ class HangTimeout:
 
     def is_stuck(self, now: float, progress: Progress, frame: Hashable) -> bool:
         """Return whether the main thread has stood in native code for SHOAL_ABORT_AFTER_S."""
-        is_idle = frame is None or progress.is_waiting
-        mark = None if is_idle else ("stuck", progress.since, progress.worked, frame)
+        mark: Hashable = None
+        if frame is not None and not progress.is_waiting:
+            mark = ("stuck", progress.since, progress.worked, frame)
         return self._stood_s(now, mark) >= self._abort_after_s and mark is not None
 
     @classmethod
@@ -79,23 +80,26 @@ class HangTimeout:
         `frame` is the main thread's current position in Python, None if the interpreter exits.
         """
         cause = next(iter(troubles.unreported()), None)
-        is_reported = cause is None
-        cause = cause or next(iter(troubles.open()), None)
-        if cause is None or frame is None or progress.is_waiting:
-            mark: Hashable = None
-        else:
-            mark = (is_reported, progress.since, progress.worked, frame if is_reported else None)
+        is_reported, limit_s, at = False, self._abort_after_s, None
+        if cause is None:
+            is_reported, limit_s, at = True, self._timeout_s, frame
+            cause = next(iter(troubles.open()), None)
+        mark: Hashable = None
+        if cause is not None and frame is not None and not progress.is_waiting:
+            mark = (is_reported, progress.since, progress.worked, at)
         waited_s = self._stood_s(now, mark)
-        if mark is None or math.isinf(self._abort_after_s):
+        if mark is None or math.isinf(self._abort_after_s) or waited_s < limit_s:
             return None
-        limit_s = self._timeout_s if is_reported else self._abort_after_s
-        return cause if waited_s >= limit_s else None
+        return cause
 
     def _stood_s(self, now: float, mark: Hashable) -> float:
         """Return for how long the mark has been the same."""
         # Ignore time while this process was suspended.
         passed_s = min(max(0.0, now - self._at), 4 * TICK_S)
-        self._waited_s = self._waited_s + passed_s if mark == self._mark else 0.0
+        if mark == self._mark:
+            self._waited_s += passed_s
+        else:
+            self._waited_s = 0.0
         self._mark, self._at = mark, now
         return self._waited_s
 
@@ -127,7 +131,9 @@ class HangWatch:
             return
         with contextlib.suppress(Exception):
             words = f"it hung, and was ended: {cause.name} {cause.fate}"
-            of = [] if cause.process is None else [cause.process]
+            of: list[int] = []
+            if cause.process is not None:
+                of = [cause.process]
             end = record_of_exit(cause.exit_code, words, of, here.process)
             here.report("followed", words, end)
         write_before_exit(f"shoal: {self.report(cause, now)}")
@@ -181,18 +187,21 @@ class HangWatch:
         """Return the report: the programs that only some have compiled, the losses, their age, this
         process's position, the exit code."""
         here, progress = self._coordinator, self._coordinator.progress
-        me = ThisProcess(here.process, here.hosts)
+        me, end = ThisProcess(here.process, here.hosts), _NOT_ENDED
+        if self._ends:
+            end = f"is ended with exit code {cause.exit_code}"
         lines = [
             f"{me} has not called shoal for {now - progress.since:.0f} s, and "
-            f"{self._describe(cause)}: it hangs, and "
-            + (f"is ended with exit code {cause.exit_code}" if self._ends else _NOT_ENDED),
+            f"{self._describe(cause)}: it hangs, and {end}",
             *self._program_lines(),
         ]
         for trouble in here.troubles.open():
             ago = f"known for {now - trouble.since:.0f} s"
             lines.append(f"  {self._describe(trouble)} ({ago}): {headline_of(trouble.words)}")
-        step = "" if progress.step is None else f"step {progress.step}, "
-        lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
+        step, place = progress.step, progress.place or "the start of the job"
+        if step is not None:
+            place = f"step {step}, {place}"
+        lines.append(f"  it was last at {place}")
         return "\n".join([*lines, indented(shown_stacks(stacks())), ""])
 
     def _program_lines(self) -> list[str]:
@@ -219,7 +228,9 @@ def main_frame() -> Hashable:
     joins = frame is not None and frame.f_code.co_name == "_shutdown"  # of `threading`
     if sys.is_finalizing() or not (main.is_alive() or joins):
         return None
-    return (id(frame), frame.f_lasti) if frame is not None else ()
+    if frame is None:
+        return ()
+    return (id(frame), frame.f_lasti)
 
 
 def write_before_exit(text: str) -> None:

@@ -141,7 +141,9 @@ class StallWatch:
         """Look at the main thread; report what it does, once it has left no mark for long."""
         # The time while this process was suspended does not count, but for that of one look.
         passed_s = max(0.0, now - self._at)
-        self._ran_s += passed_s if passed_s <= 2 * self.every_s else self.every_s
+        if passed_s > 2 * self.every_s:
+            passed_s = self.every_s
+        self._ran_s += passed_s
         self._at = now
         self._warn_of_notice(now)
         self._tell_of_start()
@@ -193,8 +195,9 @@ class StallWatch:
         It calls JAX's native code from the program, from a library, or from JAX; not from the
         standard library, as a queue does. The devices may wait for a callback.
         """
-        frame = innermost_frame()
-        name = "" if frame is None else _top_module(frame)
+        frame, name = innermost_frame(), ""
+        if frame is not None:
+            name = _top_module(frame)
         if name in sys.stdlib_module_names or _in_callback():
             return False
         return is_starting() or not self._are_devices_idle()
@@ -209,7 +212,8 @@ class StallWatch:
 
     def _sample(self, limit_s: float) -> None:
         """Sample the processor times, so that the first sample is as old as the limit."""
-        limit_s = limit_s if math.isfinite(limit_s) else _HOUR_S
+        if not math.isfinite(limit_s):
+            limit_s = _HOUR_S
         samples, every_s = self._samples, min(limit_s, _HOUR_S) / 64
         if not samples or self._ran_s - samples[-1].at_s >= every_s:
             samples.append(_Sample(self._ran_s, *self._cpu_times()))
@@ -292,20 +296,21 @@ class StallWatch:
         me = ThisProcess(here.process, here.hosts)
         headline, _, rest = text.partition("\n")
         if not (is_final and self._ends):
-            place = line_of(stands(innermost_frame())) or "an unknown place"
-            more = rest if is_shower else f"  {me} is at {place}"
-            _warn(f"{headline}\n{more}")
             if is_shower:
+                _warn(f"{headline}\n{rest}")
                 name = "shoal stacks"
                 asks = threading.Thread(
                     target=self._show_stacks, args=(shows,), name=name, daemon=True
                 )
                 asks.start()
+            else:
+                place = line_of(stands(innermost_frame())) or "an unknown place"
+                _warn(f"{headline}\n  {me} is at {place}")
         if not is_final:
             return
-        end = partial(
-            self._end, headline, rest if is_shower else "", is_shown=here.process in shows
-        )
+        if not is_shower:
+            rest = ""
+        end = partial(self._end, headline, rest, is_shown=here.process in shows)
         progress = here.progress
         mark, is_waiting = progress.mark, progress.is_waiting
         here.end_stalled(headline)
@@ -325,12 +330,13 @@ class StallWatch:
             here.report("followed", f"stalled: {headline}", end)
         code = StalledError.exit_code
         place = line_of(stands(innermost_frame())) or "an unknown place"
-        stacks_shown = [_own_stacks()] if is_shown else []
-        stacks_shown += [rest] if rest else []
-        stacks_shown += [
-            f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"
-        ]
-        write_before_exit("\n".join([*stacks_shown, ""]))
+        parts = []
+        if is_shown:
+            parts.append(_own_stacks())
+        if rest:
+            parts.append(rest)
+        parts.append(f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}")
+        write_before_exit("\n".join([*parts, ""]))
         os._exit(code)
 
     def _show_stacks(self, shows: Sequence[int]) -> None:
@@ -350,7 +356,9 @@ def watch_alone(coordinator: Coordinator, *, ends: bool = True) -> None:
     def take(idle: Idle | None) -> None:
         now = time.monotonic()
         stalls.receive(now, coordinator.process, idle)
-        stall = None if idle is None else stalls.judge(now, here, {}, {})
+        if idle is None:
+            return
+        stall = stalls.judge(now, here, {}, {})
         if stall is not None:
             watch.on_stalled(stall.text, here, is_final=stall.is_final, is_shower=True)
 

@@ -30,6 +30,7 @@ from shoal.errors import (
     ShoalError,
     StalledError,
     UsageError,
+    counted,
 )
 from shoal.paths import write_private
 from shoal.runtime.client.interface import Coordinator
@@ -62,6 +63,7 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.headline import (
     advice_of,
+    at_place,
     job_headline,
     place_words,
     raised_words,
@@ -122,9 +124,8 @@ def stopped_line(coordinator: Coordinator, end: EndOfThis) -> str:
     if settings.text("SHOAL_TRACEBACK") == "full" or not isinstance(error, _LEARNED + _SHARED):
         return ""
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    at = _stopped_at(coordinator, error).place
-    where = f"stopped at {place_words(at)}" if at is not None else "stopped"
-    return without_secrets(f"{PROGRAM}: {me}: {where}: {_reason(coordinator, me, end)}")
+    where = at_place(_stopped_at(coordinator, error).place)
+    return without_secrets(f"{PROGRAM}: {me}: stopped{where}: {_reason(coordinator, me, end)}")
 
 
 def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
@@ -140,15 +141,17 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
     if not end.peers:
         return one_line(_services_lost(coordinator, end), _MOST)
     process, peer = next(iter(end.peers.items()))
-    is_lost = isinstance(end.error, ProcessLostError)
     why = peer.why or headline_of(peer.words)
     if process == me.process:
         return one_line(f"it was declared lost: {why}", _MOST)
-    fate = f"is lost: {why}" if is_lost else peer.fate
+    fate = peer.fate
+    if isinstance(end.error, ProcessLostError):
+        fate = f"is lost: {why}"
+    words = one_line(f"{me.name(process)} {fate}", _MOST)
     more = len(end.peers) - 1
-    noun = "process is" if more == 1 else "processes are"
-    also = f" (and {more} more {noun} gone)"
-    return one_line(f"{me.name(process)} {fate}", _MOST) + (also if more else "")
+    if not more:
+        return words
+    return f"{words} (and {counted(more, 'more process is', 'more processes are')} gone)"
 
 
 def _services_lost(coordinator: Coordinator, end: EndOfThis) -> str:
@@ -166,7 +169,9 @@ def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
     trace, point = error.__traceback__, coordinator.progress.point
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    site = "" if trace is None else site_of(trace.tb_frame, trace.tb_lineno)
+    site = ""
+    if trace is not None:
+        site = site_of(trace.tb_frame, trace.tb_lineno)
     if point is not None and split_site(point.site) == split_site(site or point.site):
         return Others(processes=me, state="waiting", place=place_of(point))
     return Others(processes=me, state="stopped", place=place_at("", "", site))
@@ -210,6 +215,9 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     refusal = refusal_of(error)
     said, *more = str(error).splitlines()
     words = tuple(map(sentence, more))
+    advice: tuple[str, ...] = ()
+    if refusal.reason == "unreachable":
+        advice = (_DOCTOR,)
     failure = JobFailure(
         kind=cause.kind,
         headline=said,
@@ -217,7 +225,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         failed_after_s=_rounded(_age_s()),
         num_processes=num_processes,
         causes=(dataclasses.replace(cause, error=None, wait=None, words=words),),
-        advice=(_DOCTOR,) if refusal.reason == "unreachable" else (),
+        advice=advice,
     )
     if cause.wait is None or process in missing or refusal.reason != "late":
         # Others that have failed may know more: the file of process 0, or else the first, stays.
@@ -225,10 +233,12 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         _print(failure, writes=is_first)
         return True
     # Those that are not missing are there, if the meeting place has answered.
-    there = {process} if 0 in missing else {*range(num_processes)} - {*missing}
-    frame = cause.frames[-1] if cause.frames else None
+    there = {process}
+    if 0 not in missing:
+        there = {*range(num_processes)} - {*missing}
     place = None
-    if frame is not None:
+    if cause.frames:
+        frame = cause.frames[-1]
         place = CallPlace(file=frame.file, line=frame.line, source=frame.source)
     arrived = Waiting(processes=ProcessSet(there), place=place)
     waited = dataclasses.replace(
@@ -248,7 +258,9 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     if process == min(there):
         _print(failure)
     else:
-        at = f"stopped at {place_words(place)}: " if place is not None else ""
+        at = ""
+        if place is not None:
+            at = f"stopped{at_place(place)}: "
         me = f"process {process} of {num_processes}"
         _write([f"{PROGRAM}: {me}: {at}{failure.headline}"])
     return True
@@ -306,7 +318,9 @@ def _ask_report(coordinator: Coordinator, end: EndOfThis) -> _KnownJob | None:
     except UsageError:  # this process has left the job, in another thread
         return _KnownJob()
     except ShoalError:
-        return _KnownJob() if coordinator.process == 0 else None
+        if coordinator.process != 0:
+            return None
+        return _KnownJob()
     if answer is None:
         return None
     states = [ProcessState.of(*one) for one in enumerate(answer["states"])]
@@ -327,8 +341,9 @@ def _print(failure: JobFailure, *, writes: bool = True) -> None:
     """Print a report, and write SHOAL_FAILURE_FILE unless `writes` is false."""
     failure = facts_without_secrets(failure)
     failure = dataclasses.replace(failure, text=plain_text(failure, PROGRAM))
-    is_terminal = sys.stderr.isatty()
-    columns = os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal else 80
+    is_terminal, columns = sys.stderr.isatty(), 80
+    if is_terminal:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
     style = Style.for_stream(is_terminal, columns, os.environ, sys.stderr.encoding)
     lines = report(failure, style, PROGRAM)
     path = settings.text("SHOAL_FAILURE_FILE")
@@ -351,9 +366,18 @@ def _sharing(coordinator: Coordinator, error: BaseException) -> Collection[int]:
     """Return the processes that got the same error at once."""
     if isinstance(error, DivergenceError) and error.sides:
         return {process for side in error.sides.values() for process in side}
-    group = coordinator.progress.point.group if coordinator.progress.point is not None else None
-    everyone = set(range(coordinator.num_processes) if group is None else group)
-    return everyone - set(error.missing) if isinstance(error, DeadlineError) else everyone
+    sharing = _group(coordinator)
+    if isinstance(error, DeadlineError):
+        sharing -= set(error.missing)
+    return sharing
+
+
+def _group(coordinator: Coordinator) -> set[int]:
+    """Return the processes of the point at which this process waited last; all if it has none."""
+    point = coordinator.progress.point
+    if point is None or point.group is None:
+        return set(range(coordinator.num_processes))
+    return set(point.group)
 
 
 def _awaits_news(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> bool:
@@ -405,7 +429,9 @@ class ProcessState(NamedTuple):
             return Ending(self.process, 0, None, left=gone, ended_s=gone.at_s)
         code, record = ProcessLostError.exit_code, gone.record
         if gone.state == "failed":
-            code = 1 if record is None else record.cause.exit_code or 1
+            code = 1
+            if record is not None and record.cause.exit_code:
+                code = record.cause.exit_code
         return Ending(
             self.process,
             code,
@@ -419,8 +445,9 @@ class ProcessState(NamedTuple):
     @property
     def cause(self) -> Cause:
         """Its end as the failure of the job."""
-        step = None if self.at is None else self.at.step
-        place = None if self.at is None else self.at.place
+        step = place = None
+        if self.at is not None:
+            step, place = self.at.step, self.at.place
         gone, processes = self.gone, ProcessSet([self.process])
         if gone is None or gone.state == "left":
             return dataclasses.replace(left_cause(gone), processes=processes, step=step)
@@ -431,13 +458,15 @@ class ProcessState(NamedTuple):
             words = f"It had reported: {headline_of(gone.words)}"
             return Cause(processes=processes, kind="exception", words=(words,), step=step)
         cause = gone.record.cause
-        step = step if cause.step is None else cause.step
+        if cause.step is not None:
+            step = cause.step
         return dataclasses.replace(cause, processes=processes, step=step, place=None)
 
     def has_found(self, kind: str) -> bool:
         """Whether it has failed with an error of this kind, which several were given."""
-        record = None if self.gone is None else self.gone.record
-        return record is not None and record.cause.kind == kind
+        if self.gone is None or self.gone.record is None:
+            return False
+        return self.gone.record.cause.kind == kind
 
     @property
     def is_independent(self) -> bool:
@@ -490,7 +519,9 @@ def failure_known(
     if me not in shown:
         others = [_other_self(coordinator, end, own), *others]
     times_s = [root.known_failed_s for root in roots if root.known_failed_s is not None]
-    since_s = max(0.0, time.monotonic() - min(times_s)) if times_s else 0.0
+    since_s = 0.0
+    if times_s:
+        since_s = max(0.0, time.monotonic() - min(times_s))
     return _failure(
         coordinator, end, causes=grouped(causes), others=_joined(others), since_s=since_s
     )
@@ -510,13 +541,16 @@ def _causes(
       known: the other processes.
     """
     if not roots or names_no_process(roots[0]):
-        causes = [own if end.peers is None else _of_service(coordinator, end)]
+        causes = [own]
+        if end.peers is not None:
+            causes = [_of_service(coordinator, end)]
     else:
         causes = [known[one.process].cause if one.process in known else own for one in roots]
     if causes[0].kind in FOUND:
-        first = own if own.kind == causes[0].kind else causes[0]
+        first = causes[0]
         alike = [one.cause for one in known.values() if one.has_found(first.kind)]
         if own.kind == first.kind:
+            first = own
             alike.append(own)
         if first is own and first.wait is not None:
             return [first]
@@ -533,13 +567,12 @@ def _causes(
 
 def _own_ending(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> Ending:
     """Return how this process ends, for the decision who failed first."""
-    peers = None if end.peers is None else [*end.peers]
-    record = record_sent(coordinator, end.error, peers)
+    record = record_sent(coordinator, end.error, end.peers)
     at_s = time.monotonic()
     for one in states:
         if one.process == coordinator.process and one.gone is not None:
             at_s = one.gone.at_s
-    gone = Gone("failed", "", at_s, follows=peers is not None, record=record)
+    gone = Gone("failed", "", at_s, follows=end.peers is not None, record=record)
     return Ending(coordinator.process, end.code, at_s, gone=gone, record=record, ended_s=at_s)
 
 
@@ -552,9 +585,11 @@ def _failure(
 ) -> JobFailure:
     """Return the failure with its headline; `since_s`: how long ago it was, if known."""
     causes, age_s = tuple(causes), _age_s()
-    after_s = None
-    if age_s is not None and since_s is not None:
-        after_s = _rounded(age_s - since_s)
+    started, after_s = "", None
+    if age_s is not None:
+        started = utc(time.time() - age_s)
+        if since_s is not None:
+            after_s = _rounded(age_s - since_s)
     hosts: dict[str, list[int]] = {}
     for process, host in enumerate(coordinator.hosts):
         hosts.setdefault(host, []).append(process)
@@ -562,7 +597,7 @@ def _failure(
         kind=causes[0].kind,
         headline="",
         exit_code=end.code,
-        started="" if age_s is None else utc(time.time() - age_s),
+        started=started,
         failed_after_s=after_s,
         num_processes=coordinator.num_processes,
         hosts={host: ProcessSet(of) for host, of in hosts.items()},
@@ -574,7 +609,9 @@ def _failure(
 
 
 def _rounded(duration_s: float | None) -> float | None:
-    return None if duration_s is None else round(max(0.0, duration_s), 3)
+    if duration_s is None:
+        return None
+    return round(max(0.0, duration_s), 3)
 
 
 def _age_s() -> float | None:
@@ -602,17 +639,17 @@ def _own_cause(coordinator: Coordinator, end: EndOfThis) -> Cause:
 def _of_wait(coordinator: Coordinator, cause: Cause, wait: Wait) -> Cause:
     """Return a deadline as the failure of those that did not arrive."""
     missing = ProcessSet(p for one in wait.missing for p in one.processes)
-    point = coordinator.progress.point
-    group: Iterable[int] = range(coordinator.num_processes)
-    if point is not None and point.group is not None:
-        group = point.group
-    arrived = ProcessSet(set(group) - set(missing))
-    at = (Waiting(processes=arrived, place=cause.place),) if arrived else ()
-    call = cause.place.call if cause.place is not None else wait.call
+    there = ProcessSet(_group(coordinator) - set(missing))
+    arrived: tuple[Waiting, ...] = ()
+    if there:
+        arrived = (Waiting(processes=there, place=cause.place),)
+    call = wait.call
+    if cause.place is not None:
+        call = cause.place.call
     return dataclasses.replace(
         cause,
         processes=missing,
-        wait=dataclasses.replace(wait, call=call, arrived=at),
+        wait=dataclasses.replace(wait, call=call, arrived=arrived),
         error=None,
         frames=(),
         left_out={},
@@ -630,14 +667,16 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
     if isinstance(end.error, ShoalError):
         return dataclasses.replace(_stopped_at(coordinator, end.error), exit_code=end.code)
     words = raised_words(own)
-    words = words if own.error is None else one_line(f"then {words}", _MOST)
+    if own.error is not None:
+        words = one_line(f"then {words}", _MOST)
     return Others(processes=me, state="ended", exit_code=end.code, words=words)
 
 
 def _others(coordinator: Coordinator, states: Iterable[ProcessState]) -> list[Others]:
     """Return what other processes did that did not fail by themselves, as far as it is known."""
-    mine = coordinator.progress.point
-    own = None if mine is None else place_of(mine)
+    mine, own = coordinator.progress.point, None
+    if mine is not None:
+        own = place_of(mine)
     return [other for one in states for other in _other(one, own)]
 
 
@@ -649,9 +688,10 @@ def _other(one: ProcessState, own: CallPlace | None) -> list[Others]:
     if at is None or at.place is None:
         return []
     place = dataclasses.replace(at.place, age_s=None)
-    is_mine = _is_same_call(own, place)
-    if at.is_waiting or is_mine:
-        return [Others(processes=processes, state="waiting", place=own if is_mine else place)]
+    if _is_same_call(own, place):
+        return [Others(processes=processes, state="waiting", place=own)]
+    if at.is_waiting:
+        return [Others(processes=processes, state="waiting", place=place)]
     words = f"had called {place_words(place)} last."
     return [Others(processes=processes, state="running", words=words)]
 
@@ -662,12 +702,16 @@ def _ended_after(processes: ProcessSet, gone: Gone, own: CallPlace | None) -> Ot
         return Others(processes=processes, state="left")
     record = gone.record
     if record is None or record.cause.error is None or record.cause.kind == "exit":
-        words = "" if gone.follows else headline_of(gone.words)
+        words = ""
+        if not gone.follows:
+            words = headline_of(gone.words)
         return Others(processes=processes, state="ended", words=words)
     cause, error = record.cause, record.cause.error
     line = cause.frames[-1] if cause.frames else None
     if not has_only_learned(record):
-        where = f" ({line.file}:{line.line})" if line is not None else ""
+        where = ""
+        if line is not None:
+            where = f" ({line.file}:{line.line})"
         words = f"then raised {error.type}{where}."
         return Others(processes=processes, state="ended", words=words)
     place = cause.place
@@ -675,8 +719,9 @@ def _ended_after(processes: ProcessSet, gone: Gone, own: CallPlace | None) -> Ot
     if line is not None and (place is None or (place.file, place.line) != (line.file, line.line)):
         stands = CallPlace(file=line.file, line=line.line, source=line.source)
         return Others(processes=processes, state="stopped", place=stands)
-    is_mine = place is not None and _is_same_call(own, place)
-    return Others(processes=processes, state="waiting", place=own if is_mine else place)
+    if place is not None and _is_same_call(own, place):
+        place = own
+    return Others(processes=processes, state="waiting", place=place)
 
 
 def _is_same_call(one: CallPlace | None, other: CallPlace) -> bool:

@@ -29,7 +29,7 @@ class MainProgram:
 
     def __init__(self) -> None:
         frames = [*_main_frames()]
-        self._frame = frames[-1] if frames else None
+        self._frame = next(reversed(frames), None)
         self._own = next(filter(is_of_program, reversed(frames)), self._frame)
 
     def is_running(self) -> bool:
@@ -55,8 +55,9 @@ class MainProgram:
         trace = getattr(sys, "last_traceback", None)
         if trace is None or trace.tb_frame is not self._frame or self.is_running():
             return None
-        is_one = isinstance(error, BaseException) and not _is_interactive()
-        return error if is_one else None
+        if not isinstance(error, BaseException) or _is_interactive():
+            return None
+        return error
 
     def joins_threads(self) -> bool:
         """Return whether it has ended and Python joins its remaining threads."""
@@ -70,7 +71,9 @@ class MainProgram:
     @property
     def place(self) -> str:
         """The place where it is or ended: file:line (function), in its outermost frame."""
-        return "" if self._own is None else site_of(self._own, self._own.f_lineno)
+        if self._own is None:
+            return ""
+        return site_of(self._own, self._own.f_lineno)
 
 
 def _main_frames() -> Iterator[FrameType]:
