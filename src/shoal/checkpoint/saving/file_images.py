@@ -158,7 +158,9 @@ def _overlap(one: Box, other: Box) -> Box | None:
         for a, n, b, m in zip(one.origin, one.extent, other.origin, other.extent, strict=True)
     ]
     extent = tuple(end - first for first, end in zip(origin, ends, strict=True))
-    return Box(origin, extent) if all(size > 0 for size in extent) else None
+    if not all(size > 0 for size in extent):
+        return None
+    return Box(origin, extent)
 
 
 def _within(box: Box, origin: Sequence[int]) -> tuple[slice, ...]:

@@ -128,7 +128,9 @@ class SaveMembers:
         coordinator, request = self.coordinator, self.request
         me = ThisProcess(coordinator.process, coordinator.hosts)
         blamed = _blamed(cause)
-        who = f" because of {listed(blamed)}: " if blamed else ": "
+        who = ": "
+        if blamed:
+            who = f" because of {listed(blamed)}: "
         if phase == "agree":
             absent = _absent(cause, me.process)
             if absent:
@@ -151,7 +153,9 @@ def _absent(cause: ShoalError, me: int) -> tuple[int, ...]:
     """Return the processes that are late for the first synchronization, or have left the job."""
     if isinstance(cause, DeadlineError) and me not in cause.missing:
         return tuple(sorted(cause.missing))
-    peers = (peers_named(cause) or {}) if isinstance(cause, PeerFailedError) else {}
+    if not isinstance(cause, PeerFailedError):
+        return ()
+    peers = peers_named(cause) or {}
     return tuple(sorted(who for who, departure in peers.items() if departure.is_in_order))
 
 

@@ -106,7 +106,9 @@ def refuse_device_axis(state: State, operation: str) -> None:
     if jax.process_count() == 1:  # asked last: without arrays it would start the devices
         return
     name, value = next(iter(values.items()))
-    more = f" (and {len(values) - 1} more)" if len(values) > 1 else ""
+    more = ""
+    if len(values) > 1:
+        more = f" (and {len(values) - 1} more)"
     raise UsageError(
         f"{operation}: {name}{more}: dim 0 of {value.shape} is an axis of this process's devices, "
         "as made by jax.pmap or flax.jax_utils.replicate, and other processes have other arrays\n"

@@ -102,7 +102,9 @@ def num_bytes(dtype: Any, shape: Sequence[int]) -> int:
     """Return the size of a box of that shape in a file."""
     how = storage_of(dtype)
     elements = math.prod(shape)
-    return -(-elements // how.per_byte) if how.per_byte > 1 else elements * how.item_bytes
+    if how.per_byte > 1:
+        return -(-elements // how.per_byte)
+    return elements * how.item_bytes
 
 
 def entry_shape(dtype: Any, extent: Sequence[int]) -> tuple[int, ...]:

@@ -155,7 +155,9 @@ def _unflattened(walk: NodeTaker, branch: Structure, leaves: Sequence[Any], like
         return leaves[branch]
     stored = dict(zip(map(component, branch.child_keys()), branch.children, strict=True))
     kind, _, keys, below, _ = walk.branch(like) or ("", "", (), (), None)
-    texts = [*stored] if kind in KEYLESS else [component(key) for key in keys]
+    texts = [*stored]
+    if kind not in KEYLESS:
+        texts = [component(key) for key in keys]
     if not kind or (texts != [*stored] and {*texts} != stored.keys()):
         own = [_unflattened(walk, child, leaves, None) for child in branch.children]
         built = _of_branch(branch, tuple(own), walk.nodes)
@@ -203,12 +205,16 @@ class NodeTaker:
             self.leaves.append((path, value))
             return len(self.leaves) - 1
         if not depth or id(value) in self.above:
-            what = f"is nested deeper than {DEEPEST} nodes" if not depth else "contains itself"
+            what = "contains itself"
+            if not depth:
+                what = f"is nested deeper than {DEEPEST} nodes"
             below = "/…" if path[8:] else ""
             self.problems.append(f"{name_of(path[:8])}{below}: {what}")
             return -1
         kind, type_name, keys, children, static = found
-        named = keys if kind not in KEYLESS else [str(index) for index in range(len(children))]
+        named = keys
+        if kind in KEYLESS:
+            named = [str(index) for index in range(len(children))]
         if self._is_wrong(named, path):
             return -1
         self.above.add(id(value))
@@ -321,8 +327,12 @@ def loaded(name: str) -> type | None:
     module, _, qualified = name.partition(":")
     candidate: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        candidate = vars(candidate).get(part) if isinstance(candidate, ModuleType | type) else None
-    return candidate if isinstance(candidate, type) else None
+        if not isinstance(candidate, ModuleType | type):
+            return None
+        candidate = vars(candidate).get(part)
+    if isinstance(candidate, type):
+        return candidate
+    return None
 
 
 # ---- A leaf with a different value on every process.

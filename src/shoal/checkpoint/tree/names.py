@@ -47,7 +47,9 @@ def component(key: Key) -> str:
       UsageTypeError: keys of that type are not supported.
     """
     # 1, 1.0 and True are equal: a cache by value would confuse them
-    return _of_str(key) if type(key) is str else _of_other(key, _DEEPEST)
+    if type(key) is str:
+        return _of_str(key)
+    return _of_other(key, _DEEPEST)
 
 
 def key_of(text: str) -> Key:
@@ -66,7 +68,9 @@ def key_of(text: str) -> Key:
 
 def name_of(path: Path) -> str:
     """Return the name of the leaf at a path."""
-    return "/".join([component(key) for key in path]) if path else ROOT
+    if not path:
+        return ROOT
+    return "/".join([component(key) for key in path])
 
 
 def path_of(name: str) -> Path:
@@ -75,12 +79,16 @@ def path_of(name: str) -> Path:
     Raises:
       UsageError: it is not a valid name.
     """
-    return () if name == ROOT else tuple(key_of(text) for text in name.split("/"))
+    if name == ROOT:
+        return ()
+    return tuple(key_of(text) for text in name.split("/"))
 
 
 def entry(name: str, origin: Sequence[int] | None) -> str:
     """Return the entry name of a box of a leaf; of the whole leaf if `origin` is None."""
-    return name if origin is None else f"{name}#{','.join(map(str, origin))}"
+    if origin is None:
+        return name
+    return f"{name}#{','.join(map(str, origin))}"
 
 
 def entry_of_process(name: str, process: int) -> str:
@@ -112,10 +120,13 @@ def _of_other(key: Key, depth: int) -> str:
     if kind is bool:
         return "~t" if key else "~f"
     if kind is int:
-        return f"~i{key}" if -_PLAIN_INTS <= key < _PLAIN_INTS else f"~x{key:x}"
+        if -_PLAIN_INTS <= key < _PLAIN_INTS:
+            return f"~i{key}"
+        return f"~x{key:x}"
     if kind is float:
-        # NaNs by their bits: there are many
-        return f"~d{key!r}" if key == key else f"~q{struct.pack('>d', key).hex()}"
+        if key != key:  # NaNs by their bits: there are many
+            return f"~q{struct.pack('>d', key).hex()}"
+        return f"~d{key!r}"
     if kind is bytes:
         return f"~b{key.hex()}"
     if kind is tuple:
@@ -145,7 +156,9 @@ def _key(text: str) -> Key:
         return _CONSTANTS[text]
     if tag == "T":
         key, end = _tuple_key(text, 0, _DEEPEST)
-        return key if end == len(text) else _NONE_SUCH
+        if end != len(text):
+            return _NONE_SUCH
+        return key
     return _number_key(tag, rest)
 
 
@@ -161,8 +174,10 @@ def _str_key(text: str) -> Key:
         token, end = match.group(), match.end()
         if match.group(1):
             parts.append(chr(int(match.group(1), 16)))
+        elif len(token) > 1:
+            parts.append("~/#"[int(token[1])])
         else:
-            parts.append("~/#"[int(token[1])] if len(token) > 1 else token)
+            parts.append(token)
     return "".join(parts) or _NONE_SUCH
 
 
@@ -195,8 +210,10 @@ def _tuple_key(text: str, begin: int, depth: int) -> tuple[Key, int]:
         if text.startswith("~T", end):
             key, end = _tuple_key(text, end, depth - 1)
         else:
+            last = end
             match = _INNER.match(text, end)
-            last = match.end() if match else end
+            if match:
+                last = match.end()
             key, end = _key(text[end:last]), last
         keys.append(key)
         if key is _NONE_SUCH or text[end : end + 2] not in ("~,", "~."):

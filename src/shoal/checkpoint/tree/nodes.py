@@ -45,7 +45,9 @@ class Branch:
 
     def child_keys(self) -> Iterable[Key]:
         """The keys of the children; in lists, the text of each index."""
-        return map(str, range(len(self.children))) if self.kind in KEYLESS else self.keys
+        if self.kind in KEYLESS:
+            return map(str, range(len(self.children)))
+        return self.keys
 
 
 Structure: TypeAlias = int | Branch  # a leaf is its number
@@ -69,8 +71,14 @@ def _named(structure: Structure, prefix: str) -> Iterator[tuple[int, str]]:
         yield structure, prefix
         return
     for key, child in zip(structure.child_keys(), structure.children, strict=True):
-        text = component(key)
-        yield from _named(child, f"{prefix}/{text}" if prefix else text)
+        yield from _named(child, _child_name(prefix, key))
+
+
+def _child_name(name: str, key: Key) -> str:
+    """Return the name of a child of a node, which is "" at the root."""
+    if not name:
+        return component(key)
+    return f"{name}/{component(key)}"
 
 
 def branch_names(structure: Structure, prefix: str = "") -> set[str]:
@@ -79,8 +87,7 @@ def branch_names(structure: Structure, prefix: str = "") -> set[str]:
         return set()
     found = {prefix or ROOT}
     for key, child in zip(structure.child_keys(), structure.children, strict=True):
-        text = component(key)
-        found |= branch_names(child, f"{prefix}/{text}" if prefix else text)
+        found |= branch_names(child, _child_name(prefix, key))
     return found
 
 
@@ -91,7 +98,10 @@ def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
     name. If no leaves are wanted, the result is an empty dict.
     """
     number = {old: new for new, old in enumerate(sorted(set(wanted)))}
-    return _pruned(structure, number) if number else Branch("dict", (), ())
+    rest: Structure = Branch("dict", (), ())
+    if number:
+        rest = _pruned(structure, number)
+    return rest
 
 
 def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
@@ -104,10 +114,13 @@ def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
         return None
     keys, children = tuple(key for key, _ in left), tuple(found for _, found in left)
     if len(left) < len(structure.children):
-        kind = structure.kind if structure.kind in ("OrderedDict", "defaultdict") else "dict"
+        kind = "dict"
+        if structure.kind in ("OrderedDict", "defaultdict"):
+            kind = structure.kind
         static = structure.static if kind == "defaultdict" else None
         return Branch(kind, keys, children, type="", static=static)
-    keys = () if structure.kind in KEYLESS else keys
+    if structure.kind in KEYLESS:
+        keys = ()
     return Branch(structure.kind, keys, children, structure.type, structure.static)
 
 

@@ -28,7 +28,10 @@ _DEEPEST = 32  # nesting of plain values
 
 def kind_of(value: Any) -> str | None:
     """Return the kind of a plain leaf: "int", …, "scalar" (of NumPy); None if it is not plain."""
-    return _KINDS.get(type(value)) or ("scalar" if isinstance(value, np.generic) else None)
+    kind = _KINDS.get(type(value))
+    if kind is None and isinstance(value, np.generic):
+        return "scalar"
+    return kind
 
 
 def encode_value(value: Any) -> Any:
@@ -75,7 +78,9 @@ def bulk_of(value: Any) -> NDArray[np.uint8] | None:
         data = value
     else:
         return None
-    return np.frombuffer(data, np.uint8) if len(data) > LARGE_BYTES else None
+    if len(data) <= LARGE_BYTES:
+        return None
+    return np.frombuffer(data, np.uint8)
 
 
 def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
@@ -94,11 +99,15 @@ def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
 
 
 def _write_int(value: int) -> str:
-    return str(value) if -_PLAIN_INTS <= value < _PLAIN_INTS else hex(value)
+    if -_PLAIN_INTS <= value < _PLAIN_INTS:
+        return str(value)
+    return hex(value)
 
 
 def _read_int(found: Any) -> int:
-    return int(found, 16) if "x" in found else int(found[:20])
+    if "x" in found:
+        return int(found, 16)
+    return int(found[:20])
 
 
 def _write_float(value: float) -> str:
@@ -226,8 +235,9 @@ def _plain_json(value: Any, depth: int) -> Any:
         pairs = value.items()
         return {"dict": [[_plain_json(one, depth - 1) for one in pair] for pair in pairs]}
     written = encode_value(value)
-    as_it_is = value is None or kind is bool or (kind is str and written is value)
-    return written if as_it_is else {kind_of(value): written}
+    if value is None or kind is bool or (kind is str and written is value):
+        return written
+    return {kind_of(value): written}
 
 
 def _plain_value(found: Any, depth: int) -> Any:
@@ -278,5 +288,7 @@ def remedy(value: Any, *, can_register: bool = True, known: str = _KNOWN) -> str
         return f"is {value}, of the enum {kind.__name__}; {words}"
     if is_dataclass(value) and can_register and "decorate" in words:
         return f"is a dataclass {kind.__name__} that JAX does not know; {words}"
-    what = f"dataclass {kind.__name__}" if is_dataclass(value) else kind.__name__
+    what = kind.__name__
+    if is_dataclass(value):
+        what = f"dataclass {what}"
     return f"is {with_article(what)}; {words}"
