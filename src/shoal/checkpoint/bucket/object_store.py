@@ -434,16 +434,13 @@ class ObjectStore:
 
     def _change(self, act: Change) -> Register:
         # A run that was saved with a single writer says so itself.
-        if not (self._access.is_checked or self._recorded_single()):
+        if not (self._access.is_checked or register.read(self._objects).register.is_single_writer):
             self._access.check(self._left)
         return register.change(
             self._objects, act,
             timeout_s=min(settings.seconds("SHOAL_TIMEOUT_S"), self._left()),
             is_single_writer=self._access.is_single_writer,
         )  # fmt: skip
-
-    def _recorded_single(self) -> bool:
-        return register.read(self._objects).register.is_single_writer
 
     def is_standing(self, attempt: str) -> bool:
         """See `Store.is_standing`."""

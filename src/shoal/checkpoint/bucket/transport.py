@@ -555,17 +555,14 @@ def reason(error: BaseException) -> tuple[int, str]:
         inner, address = _INNERMOST.findall(text), _SERVER.search(head)
         certificate = _CERTIFICATE.search(text)
         if certificate:
-            inner = [(f"invalid certificate: {_one_line(certificate[1])}", "")]
+            reason = " ".join(re.findall(r"\w+", certificate[1]))
+            inner = [(f"invalid certificate: {reason}", "")]
         words += f" ({''.join(inner[-1])})" if inner else ""
         words += f" at {address[0]}" if address else ""
     retries = _RETRIED.search(head)
     if retries:
         words += f", after {retries[1]} retries"
     return int(found[1]) if found else 0, _QUERY.sub("?…", words)[:300]
-
-
-def _one_line(debug: str) -> str:
-    return " ".join(re.findall(r"\w+", debug))
 
 
 def _without_login(address: str) -> str:

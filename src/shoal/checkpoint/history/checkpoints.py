@@ -280,7 +280,8 @@ class Checkpoints(ReadOnlyHistory):
             try:
                 step = step_number("save", step)
                 check_flags("save", force=force)
-                self._refuse_if_closed("save")
+                if self._is_closed:
+                    raise UsageError(f"save: {self!r} is closed: its `with` block has ended")
             except BaseException as error:
                 _fail_save(error, self, step, force=force)
                 raise
@@ -600,10 +601,6 @@ class Checkpoints(ReadOnlyHistory):
 
     def _limit_s(self, operation: str) -> float:
         return settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
-
-    def _refuse_if_closed(self, operation: str) -> None:
-        if self._is_closed:
-            raise UsageError(f"{operation}: {self!r} is closed: its `with` block has ended")
 
 
 def _check_seconds(operation: str, name: str, value: object) -> None:
