@@ -11,10 +11,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from meta.source import ROOT
 from shoal import __version__, settings
 from shoal.cli import run as command
+from shoal.cli.main import build
 from shoal.cli.run import NodesRequest, RunRequest, check
 from shoal.errors import UsageError
 from shoal.launch.environment import Addresses, HostShare, JobStart, variables
@@ -383,6 +385,24 @@ def test_an_option_that_is_refused_is_not_proposed(word, child_env):
     said = ended.stderr.partition(f"No such option: {word}")[2]
     assert set(re.findall(r"--?\w[\w-]*", said)) <= command._own_options(), ended.stderr
     assert ended.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "proposed"),
+    [
+        ("--lr", ""),
+        ("--batch-size=8", ""),
+        ("--epochs", ""),
+        ("-b", ""),
+        ("--devcies", " (Possible options: --devices)"),
+        ("--log-dri=x", " (Possible options: --log-dir)"),
+    ],
+)
+def test_an_option_of_the_script_before_it_is_answered_by_its_place(option, proposed):
+    ended = CliRunner().invoke(build(["run"]), ["run", "-n", "2", option, "1", "train.py"])
+    name = option.partition("=")[0]
+    words = f"No such option: {name}; options of the script come after the script{proposed}"
+    assert (ended.exit_code, ended.output.splitlines()[-1]) == (2, f"Error: {words}")
 
 
 @pytest.mark.parametrize(("count", "words"), [("gpu", "write -n auto"), ("cpu", "=cpu shoal run")])

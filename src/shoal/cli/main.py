@@ -165,11 +165,23 @@ class TypedCommand(typer.core.TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            possible = getattr(error, "possibilities", None)
-            if possible:  # an unknown option
-                hidden = {name for one in parameters if _is_hidden(one) for name in one.opts}
-                vars(error)["possibilities"] = sorted({*possible} - hidden)
+            if hasattr(error, "possibilities"):  # an unknown option
+                _advise(vars(error), ctx, parameters)
             raise
+
+
+def _advise(error: dict[str, Any], ctx: Any, parameters: Any) -> None:
+    """Propose no hidden option in an error about an unknown one. Where arguments follow that may be
+    those of a script, propose a misspelled one alone, and say where the script's options belong."""
+    from difflib import get_close_matches
+
+    hidden = {name for one in parameters if _is_hidden(one) for name in one.opts}
+    near = {*(error["possibilities"] or ())} - hidden
+    if not ctx.allow_interspersed_args:
+        typed = error["option_name"].lstrip("-")
+        near = {one for one in near if get_close_matches(typed, [one.lstrip("-")], cutoff=0.8)}
+        error["message"] += "; options of the script come after the script"
+    error["possibilities"] = sorted(near)
 
 
 def _is_hidden(parameter: Any) -> bool:
