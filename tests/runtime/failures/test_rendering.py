@@ -363,6 +363,18 @@ def test_more_than_two_errors():
     ]
 
 
+def test_those_that_waited_at_one_place_have_one_sentence_whatever_their_exit_codes():
+    step, end = at(6, "barrier", "step"), at(9, "barrier", "end")
+    others = [waiting(0, place=step, exit_code=72), waiting(3, place=end, exit_code=9)]
+    others.append(waiting(2, 4, place=step, exit_code=9, peak_bytes=7))
+    cause = raised(1, error="ValueError", message="no")
+    shown = plain_text(failed("exception", 1, 1.0, cause, n=5, others=tuple(others)))
+    assert shown.splitlines()[3:5] == [
+        "  Processes 0, 2, 4 were waiting at barrier 'step' (train.py:6).",
+        "  Process 3 was waiting at barrier 'end' (train.py:9).",
+    ]
+
+
 def test_what_goes_first_if_there_are_too_many_lines():
     frames = tuple(
         StackFrame(file="a.py", line=i, function=f"f{i}", source="g()") for i in range(9)

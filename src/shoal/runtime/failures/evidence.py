@@ -6,6 +6,7 @@ a process died and what was counted; a traceback with its error.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Sequence
@@ -576,7 +577,8 @@ def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
 def others(failure: JobFailure, page: Page) -> list[Line]:
     """Return a sentence for each state of the processes that did not fail by themselves."""
     lines: list[Line] = []
-    sentences = [_other(one, failure, page.style.dots) for one in failure.others]
+    rows = _alike(failure.others)
+    sentences = [_other(one, failure, page.style.dots) for one in rows]
     step = in_step(failure)
     if step:
         sentences[:1] = [" ".join([step, *sentences[:1]])]
@@ -584,11 +586,22 @@ def others(failure: JobFailure, page: Page) -> list[Line]:
     most = 5 if shown > 1 else 3
     for sentence in sentences[:shown]:
         lines += page.text(sentence, most=most)
-    left = sum(len(one.processes) for one in failure.others[shown:])
+    left = sum(len(one.processes) for one in rows[shown:])
     if left:
         rest = counted(left, "other process", "other processes")
         lines += page.text(f"{page.style.dots} {rest}", "quiet")
     return lines
+
+
+def _alike(others: Sequence[Others]) -> list[Others]:
+    """Join those of which the sentences are alike: exit codes that follow a wait are not shown."""
+    groups: dict[Others, list[int]] = {}
+    for one in others:
+        shown = dataclasses.replace(
+            one, processes=ProcessSet(), exit_code=None, at_s=None, peak_bytes=None
+        )
+        groups.setdefault(shown, []).extend(one.processes)
+    return [dataclasses.replace(one, processes=ProcessSet(found)) for one, found in groups.items()]
 
 
 def in_step(failure: JobFailure) -> str:
