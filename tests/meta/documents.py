@@ -139,6 +139,16 @@ def broken_links(texts: Mapping[str, str], root: Path) -> list[str]:
     return problems
 
 
+def links_named_by_files(texts: Mapping[str, str]) -> list[str]:
+    """Find links of the site whose text is the name of a page's file, not where they lead."""
+    return [
+        f"{page}: the text of a link is {name}"
+        for page, text in texts.items()
+        if page.startswith("docs/")
+        for name in re.findall(r"\[`?([\w./-]+\.md)`?\]\(", FENCE.sub("", text))
+    ]
+
+
 def unknown_names(texts: Mapping[str, str], module: ModuleType) -> list[str]:
     """Find `package.name` that a page speaks of and a module does not have."""
     spoken = re.compile(rf"(?<![\w./-]){module.__name__}\.([A-Za-z]\w*)\b(?!\.(?:py|md)\b)")

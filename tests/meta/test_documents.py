@@ -55,6 +55,10 @@ def test_links_lead_somewhere():
     assert documents.broken_links(PAGES, ROOT) == []
 
 
+def test_links_say_where_they_lead():
+    assert documents.links_named_by_files(PAGES) == []
+
+
 def test_pages_speak_only_of_what_exists():
     assert documents.unknown_names(PAGES, shoal) == []
 
@@ -120,4 +124,12 @@ def test_a_long_readme_and_a_dead_link_are_found(tmp_path):
     assert documents.broken_links(page, tmp_path) == [
         "a.md: links to docs/c.md, which does not exist",
         "a.md: links to x, which does not exist",
+    ]
+
+
+def test_a_link_that_is_called_as_its_file_is_found():
+    text = "[GPUs](gpu.md) [gpu.md](gpu.md) [`a/b.md`](b.md)\n```md\n[c.md](c.md)\n```\n"
+    assert documents.links_named_by_files({"docs/a.md": text, "NOTES.md": text}) == [
+        "docs/a.md: the text of a link is gpu.md",
+        "docs/a.md: the text of a link is a/b.md",
     ]
