@@ -1,9 +1,20 @@
-"""What a program wrote to a terminal."""
+"""A terminal, and what a program wrote to it."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import struct
+import termios
+
+
+def open_terminal() -> tuple[int, int]:
+    """Open a terminal of 24 lines and 80 columns; return our end, and that of programs."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    return ours, theirs
 
 
 def read_to_end(ours: int) -> bytes:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import struct
 import subprocess
-import termios
 
 import pytest
 
-from terminals import read_to_end, screen
+from terminals import open_terminal, read_to_end, screen
 
 BARS = """
     import os, sys, time
@@ -28,8 +24,7 @@ BARS = """
 
 def on_terminal(launch, *options: str, **popen: object) -> bytes:
     """Return what a terminal of 24 lines gets."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    ours, theirs = open_terminal()
     launch.env |= {"TERM": "xterm", "NO_COLOR": "1"}
     launch.start(*options, script=BARS, **{"stdout": theirs, "stderr": theirs} | popen)
     os.close(theirs)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-BYTES = 20 << 20  # of all processes
+BYTES = [20 << 20, pytest.param(100 << 20, marks=pytest.mark.faults)]  # of all processes
 PIPE_BYTES = 64 << 10
 WAITING_BYTES = 1 << 20  # the launcher's, of what no reader has taken
 
@@ -24,6 +24,8 @@ PIECES = """
         while size > 0:
             if kind == "random":
                 piece = chance.randbytes(min(size, chance.randrange(1, 300_000)))
+            elif kind == "one line":
+                piece = str(process).encode() * min(size, 300_000)
             else:
                 text = "\\u20ac\\\\\\r" * chance.choice([1, 10, 100, 7_000, 100_000])
                 piece = json.dumps([process, num, text], ensure_ascii=False).encode() + b"\\n"
@@ -36,11 +38,11 @@ PIECES = """
 """
 
 
-def written(kind: str, processes: int) -> list[bytes]:
-    """Return what each process of `PIECES` writes."""
+def written(kind: str, processes: int, size: int) -> list[bytes]:
+    """Return what each process of `PIECES` writes, so many bytes together."""
     names: dict[str, object] = {"__name__": "pieces"}
     exec(textwrap.dedent(PIECES), names)
-    size = BYTES // processes
+    size //= processes
     return [b"".join(names["pieces"](process, kind, size)) for process in range(processes)]
 
 
@@ -67,20 +69,22 @@ def peaks_of(launch, popen) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it reads sizes in /proc")
-@pytest.mark.parametrize("kind", ["random", "json"])
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("size", BYTES)
+@pytest.mark.parametrize("kind", ["random", "json", "one line"])
 @pytest.mark.parametrize("processes", [1, 4])
-def test_all_bytes_arrive_and_the_launcher_stays_small(launch, kind, processes):
+def test_all_bytes_arrive_and_the_launcher_stays_small(launch, kind, processes, size):
     popen = start(
         launch, "-n", str(processes), "--no-prefix",
-        script=PIECES, arguments=(kind, str(BYTES // processes)),
+        script=PIECES, arguments=(kind, str(size // processes)),
     )  # fmt: skip
     peaks: list[int] = []
     watcher = threading.Thread(target=lambda: peaks.append(peaks_of(launch, popen)))
     watcher.start()
-    came, _ = popen.communicate(timeout=100)
+    came, _ = popen.communicate(timeout=200)
     watcher.join()
     assert popen.returncode == 0
-    wanted = written(kind, processes)
+    wanted = written(kind, processes, size)
     if processes == 1:
         assert came == wanted[0]
     else:  # whole lines, in any order

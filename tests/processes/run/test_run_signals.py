@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from terminals import open_terminal, read_to_end, screen
+
 HEAD = "import os, pathlib, signal, subprocess, sys, time; me = os.environ['RANK']\n"
 HEAD_OF_ANY = "import os, signal, time\n"
 BESIDE = Path(sys.executable).parent
@@ -178,8 +180,9 @@ def test_the_third_ctrl_c_does_not_need_the_supervisor(launch):
     assert launch.leaves_nobody()
 
 
-SAVES = "for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):\n"
-SAVES += "    signal.signal(number, lambda *_: print('saved', flush=True) or sys.exit(0))\n"
+HANDLED = "for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):\n"
+HANDLED += "    signal.signal(number, {})\n"
+SAVES = HANDLED.format("lambda *_: print('saved', flush=True) or sys.exit(0)")
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP"])
@@ -191,6 +194,30 @@ def test_a_request_to_end_runs_the_handlers_of_a_program(launch, number):
     assert finished.lines == ["p0| saved", "p1| saved"]
     assert finished.code == 128 + signal.Signals[number], finished.err
     assert finished.verdict == f"shoal run: interrupted by {number}"
+    assert launch.leaves_nobody()
+
+
+WAYS = (  # handlers of processes that end as they are asked to, and of one that has to be killed
+    "signal.SIG_DFL",
+    "signal.default_int_handler",
+    "lambda *_: sys.exit(0)",
+    "lambda *_: os._exit(0)",
+    "lambda number, _: sys.exit(128 + number)",
+    "signal.SIG_IGN",
+)
+ENDS = HANDLED.format(f"[{', '.join(WAYS)}][int(me)]")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP"])
+def test_a_request_to_end_is_an_interrupt_however_its_processes_end(launch, number):
+    launch.env["SHOAL_GRACE_S"] = "0.5"
+    launch.start("-n", str(len(WAYS)), script=HEAD + ENDS + SLEEP)
+    launch.await_words("ready", len(WAYS))
+    launch.popen.send_signal(signal.Signals[number])
+    finished = launch.finish()
+    assert finished.code == 128 + signal.Signals[number], finished.err
+    assert finished.verdict == f"shoal run: interrupted by {number}"
+    assert f"Process {len(WAYS) - 1} was running, and was ended by shoal run" in finished.err
     assert launch.leaves_nobody()
 
 
@@ -309,3 +336,37 @@ def test_bytes_and_a_handled_sigterm_are_as_under_other_launchers(launch, name):
     assert rest == b""
     if name != "MPICH":  # which returns what its processes do
         assert launch.popen.returncode != 0
+
+
+BAR = """
+import sys, time
+for step in range(41):
+    sys.stderr.write(f"\\r{step * 100 // 40:3d}%|{'#' * (step // 4):10s}| {step}/40")
+    sys.stderr.flush()
+    time.sleep(0.02)
+sys.stderr.write("\\n")
+"""
+TWO_PROCESSES = {
+    **OTHER_LAUNCHERS,
+    "MPICH": [str(BESIDE / "mpiexec.hydra"), "-n", "2", sys.executable],
+}
+
+
+@pytest.mark.parametrize("name", TWO_PROCESSES)
+def test_a_progress_bar_takes_no_more_lines_than_under_other_launchers(launch, name):
+    command = installed(TWO_PROCESSES, name)
+    (launch.folder / "script.py").write_text(BAR)
+    ours, theirs = open_terminal()
+    launch.popen = subprocess.Popen(
+        [*command, "script.py"], cwd=launch.folder, stdin=-3, stdout=theirs, stderr=theirs,
+        env=launch.env | {"TERM": "xterm", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(theirs)
+    lines = screen(read_to_end(ours) + b"the end", columns=400)
+    assert launch.popen.wait(timeout=60) == 0
+    assert lines.pop() == "the end"
+    if name == "shoal run":
+        bars = sorted(line for line in lines if not line.startswith("shoal run: "))
+        assert [line.partition("%")[0] for line in bars] == ["p0| 100", "p1| 100"]
+    else:
+        assert len(lines) >= 2
