@@ -205,13 +205,18 @@ WAYS = (  # handlers of processes that end as they are asked to, and of one that
     "lambda number, _: sys.exit(128 + number)",
     "signal.SIG_IGN",
 )
-ENDS = HANDLED.format(f"[{', '.join(WAYS)}][int(me)]")
+FAILS = (
+    "lambda *_: sys.exit(5)",
+    "lambda *_: 1 / 0",
+    "lambda *_: os.kill(os.getpid(), signal.SIGSEGV)",
+)
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP"])
 def test_a_request_to_end_is_an_interrupt_however_its_processes_end(launch, number):
     launch.env["SHOAL_GRACE_S"] = "0.5"
-    launch.start("-n", str(len(WAYS)), script=HEAD + ENDS + SLEEP)
+    ends = HANDLED.format(f"[{', '.join(WAYS)}][int(me)]")
+    launch.start("-n", str(len(WAYS)), script=HEAD + ends + SLEEP)
     launch.await_words("ready", len(WAYS))
     launch.popen.send_signal(signal.Signals[number])
     finished = launch.finish()
@@ -219,6 +224,18 @@ def test_a_request_to_end_is_an_interrupt_however_its_processes_end(launch, numb
     assert finished.verdict == f"shoal run: interrupted by {number}"
     assert f"Process {len(WAYS) - 1} was running, and was ended by shoal run" in finished.err
     assert launch.leaves_nobody()
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT"])
+def test_a_signal_from_a_terminal_is_an_interrupt_even_if_processes_fail_of_it(launch, number):
+    """After SIGTERM and SIGHUP it is a failure, since they may save: see test_run_first_to_fail."""
+    ends = HANDLED.format(f"[{', '.join(FAILS)}][int(me)]")
+    launch.start("-n", str(len(FAILS)), script=HEAD + ends + SLEEP)
+    launch.await_words("ready", len(FAILS))
+    launch.popen.send_signal(signal.Signals[number])
+    finished = launch.finish()
+    assert finished.code == 128 + signal.Signals[number], finished.err
+    assert finished.verdict == f"shoal run: interrupted by {number}"
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP"])
