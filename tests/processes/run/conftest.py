@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from processes.run.forked_launch import ForkedLaunch
 from processes.run.launchers import verdict_of
 from shoal.runtime.system.process_status import status_of
 from shoal.testing.warden import MARK, marked
@@ -45,12 +46,14 @@ class Launch:
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
+        self.forks = False  # see `forked_launch`
+        self._outside = env
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.warden = Warden(0)
         self.env = {**env, MARK: self.warden.mark, "TMPDIR": str(self.temporary)}
         self.env |= {"SHOAL_FAILURE_GRACE_S": "0.3", "SHOAL_GRACE_S": "5", "COLUMNS": "200"}
-        self.popen: subprocess.Popen[str] | None = None
+        self.popen: subprocess.Popen[str] | ForkedLaunch | None = None
 
     def start(
         self,
@@ -59,9 +62,13 @@ class Launch:
         arguments: tuple[str, ...] = (),
         before: Iterable[str] = (),
         **popen: object,
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[str] | ForkedLaunch:
         """Start it, by the command `before` if one is given."""
         (self.folder / "script.py").write_text(textwrap.dedent(script))
+        if self.forks and not (before or popen):
+            words = ["run", *options, "script.py", *arguments]
+            self.popen = ForkedLaunch(words, self.folder, self.env, self._outside)
+            return self.popen
         self.popen = subprocess.Popen(
             [*before, sys.executable, "-m", "shoal", "run", *options, "script.py", *arguments],
             cwd=self.folder,
@@ -144,6 +151,12 @@ def launch(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Launch]:
     yield launch
     launch.end()
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def forks(launch: Launch) -> None:
+    """Let the launcher and its processes be forks: they do not start as a user's do."""
+    launch.forks = True
 
 
 @pytest.fixture

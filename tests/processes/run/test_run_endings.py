@@ -6,6 +6,8 @@ import os
 import re
 import signal
 
+import pytest
+
 HEAD = """
 import os, pathlib, signal, sys, threading, time
 me, go = int(os.environ["RANK"]), pathlib.Path("go")
@@ -21,6 +23,7 @@ except shoal.errors.ProcessLostError:
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_frozen_process_is_ended_though_the_others_end_well(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.5", "SHOAL_FAILURE_GRACE_S": "30"}
     freeze = "if me == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -32,6 +35,7 @@ def test_a_frozen_process_is_ended_though_the_others_end_well(launch):
     assert launch.leaves_nobody()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_process_that_cut_its_own_connection_is_ended_though_it_lives(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.5"}
     cut = """
@@ -83,6 +87,7 @@ def test_processes_that_run_longer_are_named_and_not_ended(launch):
     assert "no process has joined the job" in finished.verdict
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_process_that_never_comes_is_named_at_once(launch):
     launch.start("-n", "2", "--devices", "1", script=HEAD + "if me == 0: " + JOIN)
     said = launch.popen.stderr.readline()

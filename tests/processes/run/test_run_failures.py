@@ -52,6 +52,7 @@ def test_the_first_failure_is_named_with_its_traceback_and_its_code(launch):
     assert launch.leaves_nobody()
 
 
+@pytest.mark.usefixtures("forks")
 def test_processes_that_came_after_a_difference_was_found_are_in_the_comparison(launch):
     finished = launch.run(
         *("-n", "5", "--devices", "1", "--log-dir", "logs"),
@@ -80,6 +81,7 @@ def test_processes_that_came_after_a_difference_was_found_are_in_the_comparison(
     assert launch.leaves_nobody()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.3"}
     finished = launch.run(
@@ -96,6 +98,7 @@ def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
     assert launch.leaves_nobody()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_thread_that_raised_is_named_with_the_wait_that_it_led_to(launch):
     script = WAIT + (
         "import queue, shoal, threading\n"
@@ -157,6 +160,7 @@ def test_who_fails_of_anothers_failure_is_not_blamed(launch):
     assert "  Process 0 ended with exit code 72.\n" in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 def test_who_failed_first_is_blamed_though_it_comes_to_its_end_last(launch):
     """Process 1 ends with 3 once process 0, which learned of it and ended with 9, is reaped."""
     launch.env["SHOAL_FAILURE_GRACE_S"] = "60"
@@ -192,6 +196,7 @@ ENDS = {  # what process 1 does while the others wait; the code of the job, and 
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("ends", ENDS)
 def test_who_ends_while_others_wait_is_the_first_whatever_those_make_of_it(launch, ends):
     """Process 2 once logged an exception, and ends with a code of its own; 0 raises another."""
@@ -215,6 +220,7 @@ def test_who_ends_while_others_wait_is_the_first_whatever_those_make_of_it(launc
     assert words in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: 80 GiB", "INTERNAL: no more"])
 def test_an_error_of_jaxs_runtime_that_came_first_is_its_own(launch, words):
     """Process 0 closes its feed on its way out, from which process 1 learns first, and fails."""
@@ -236,6 +242,7 @@ def test_an_error_of_jaxs_runtime_that_came_first_is_its_own(launch, words):
     assert f"  JaxRuntimeError: {words}\n" in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
     launch.start(
         *("-n", "2", "--devices", "1"),

@@ -9,6 +9,8 @@ import signal
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forks")  # its jobs begin as any do
+
 START = """
 import atexit, os, signal, sys, threading, time
 import numpy as np

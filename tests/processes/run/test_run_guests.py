@@ -68,6 +68,7 @@ ENDS = {  # what process 1 does: the exit code of the job, its headline, other w
 }
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("ends", ENDS)
 def test_without_hooks_the_others_learn_of_the_end_and_the_report_comes(launch, ends):
     launch.env["SHOAL_FAILURE_GRACE_S"] = "20"
@@ -88,6 +89,7 @@ def test_without_hooks_the_others_learn_of_the_end_and_the_report_comes(launch, 
     assert failure["exit_code"] == code
 
 
+@pytest.mark.usefixtures("forks")
 def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
     """Process 1 is lost while process 0 computes: only the job's launcher ends that."""
     launch.env |= {"SHOAL_FAILURE_GRACE_S": "60", "SHOAL_ABORT_AFTER_S": "0.5"}
@@ -110,6 +112,7 @@ def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
     assert "    SystemExit: 4" in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_without_hooks_a_stall_is_said_and_raised_and_ends_nothing(launch, processes):
     launch.env["SHOAL_STALLED_AFTER_S"] = "0.5"
@@ -153,6 +156,7 @@ def test_without_hooks_the_end_of_a_process_is_noticed_though_a_fork_of_it_lives
     assert "is lost: its process ended without leaving the job" in finished.out
 
 
+@pytest.mark.usefixtures("forks")
 def test_without_hooks_the_report_of_a_stall_blames_no_process_that_waits(launch):
     script = (
         "import shoal, time\nshoal.initialize(hooks=False)\n"
@@ -198,6 +202,7 @@ HOOKS = {  # the program's own: what it prints, the exit code that Python alone 
 }
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_of_the_program_runs_and_the_report_comes_all_the_same(launch, hook):
     """One installed before `initialize` is called by shoal's; a later one may not call shoal's."""

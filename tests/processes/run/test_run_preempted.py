@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forks")  # its jobs begin as any do
+
 SAVED = re.compile(r"shoal run: preempted: step \d+ is saved; start it again")
 HEAD = """
 import os, pathlib, signal, sys, time

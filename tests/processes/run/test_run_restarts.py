@@ -118,6 +118,7 @@ def test_the_same_exception_twice_ends_it_also_before_the_first_step(launch):
     assert "  NameError: name 'undefined' is not defined\n" in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_same_exception_at_other_steps_goes_on(launch):
     script = """
     import shoal
@@ -134,6 +135,7 @@ def test_the_same_exception_at_other_steps_goes_on(launch):
     assert " at step 7.\n" in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_same_exception_after_a_new_saved_step_goes_on(launch):
     """It notes no other step, and fails at the tenth after it."""
     script = """
@@ -168,6 +170,7 @@ def test_signals_from_outside_are_no_crash_loop(launch):
     assert "No new attempt" not in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("steps", [4, 0], ids=["at a step", "before the first step"])
 def test_the_step_of_a_failure_is_that_of_the_process_that_failed(launch, steps):
     """Its peer goes further in each attempt."""
@@ -204,6 +207,7 @@ def test_an_exception_that_the_program_survived_is_not_its_cause(launch, ends):
     assert (finished.code, finished.out.count("ran")) == (0, 3), finished.err
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("ends", ["sys.exit(1)", "sys.exit('no data')", "raise SystemExit(1)"])
 def test_nor_is_one_that_it_handled_before_it_exits(launch, ends):
     script = f"""
@@ -223,6 +227,7 @@ def test_nor_is_one_that_it_handled_before_it_exits(launch, ends):
     assert (finished.code, finished.out.count("ran")) == (0, 2 * 3), finished.err
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_same_exception_is_known_however_it_is_printed(launch):
     script = """
     import shoal
@@ -239,6 +244,7 @@ def test_the_same_exception_is_known_however_it_is_printed(launch):
     assert "two failed alike, NameError at script.py:" in finished.err
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("service", ["coordinator", "JAX service"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_kill_of_a_service_is_no_crash_loop_but_its_fault_is(launch, service, number):
@@ -268,6 +274,7 @@ if shoal.process_index() == 1: raise ValueError(attempt)
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_survivors_have_little_time_if_another_attempt_follows(launch):
     """They would write a line after 2 s; only the last attempt waits that long."""
     del launch.env["SHOAL_FAILURE_GRACE_S"]
@@ -278,6 +285,7 @@ def test_survivors_have_little_time_if_another_attempt_follows(launch):
     assert finished.lines == ["late 1"]
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_survivor_that_saves_is_spared(launch):
     del launch.env["SHOAL_FAILURE_GRACE_S"]
     survives = """
@@ -297,6 +305,7 @@ def test_a_survivor_that_saves_is_spared(launch):
     assert all((launch.folder / f"saved{n}" / "COMMIT").exists() for n in (0, 1))
 
 
+@pytest.mark.usefixtures("forks")
 def test_with_progress_it_goes_on_up_to_the_limit(launch):
     script = HEAD + "import shoal\nsay('ran')\nshoal.preemption.mark_saved(attempt)\nsys.exit(4)\n"
     finished = launch.run("--max-restarts", "4", script=script)

@@ -8,6 +8,8 @@ import pytest
 
 from shoal.testing.cluster import Cluster
 
+pytestmark = pytest.mark.usefixtures("forks")  # its jobs begin as any do
+
 HEAD = """
 import ctypes, os, queue, sys, threading, time
 import numpy as np
@@ -243,7 +245,7 @@ def stand_still(seconds):
 
 def test_without_a_limit_it_is_reported_once_with_the_places_of_all():
     """And without a launcher: the processes are started by hand."""
-    with Cluster(3, env={"SHOAL_STALL_WARN_S": "1"}) as cluster:
+    with Cluster(3, env={"SHOAL_STALL_WARN_S": "1"}, start_method="fork") as cluster:
         cluster.start(stand_still, 8.0)
         ended = cluster.wait()
     assert [one.code for one in ended] == [0, 0, 0], ended[0].err
@@ -256,7 +258,7 @@ def test_without_a_limit_it_is_reported_once_with_the_places_of_all():
 
 
 def test_without_a_launcher_it_is_ended_too():
-    with Cluster(2, env={"SHOAL_STALLED_AFTER_S": "2"}) as cluster:
+    with Cluster(2, env={"SHOAL_STALLED_AFTER_S": "2"}, start_method="fork") as cluster:
         cluster.start(stand_still, 1e6)
         ended = cluster.wait()
     assert [one.code for one in ended] == [77, 77]
@@ -267,7 +269,7 @@ def test_without_a_launcher_it_is_ended_too():
 
 def test_a_job_that_is_suspended_as_a_whole_is_not_stalled():
     env = {"SHOAL_STALLED_AFTER_S": "3", "SHOAL_LOST_AFTER_S": "60"}
-    with Cluster(2, env=env) as cluster:
+    with Cluster(2, env=env, start_method="fork") as cluster:
         cluster.start(stand_still, 1.0)
         cluster.wait_for("stands", 1)
         for process in (0, 1):
@@ -306,7 +308,7 @@ def stand_still_after_a_loss():
 
 
 def test_survivors_that_stand_still_are_ended_too():
-    with Cluster(3, env={"SHOAL_STALLED_AFTER_S": "2"}) as cluster:
+    with Cluster(3, env={"SHOAL_STALLED_AFTER_S": "2"}, start_method="fork") as cluster:
         cluster.start(stand_still_after_a_loss)
         ended = cluster.wait()
     assert [one.code for one in ended] == [77, 77, -9], ended[0].err
