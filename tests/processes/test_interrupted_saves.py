@@ -10,7 +10,7 @@ SEED = 1
 
 
 def test_no_interrupt_vanishes_and_none_ends_a_process(child_env, tmp_path):
-    with Cluster(2, devices=2, env=child_env) as cluster:
+    with Cluster(2, devices=2, env=child_env, start_method="fork") as cluster:
         found = cluster.run(interrupting.in_step, str(tmp_path), ROUNDS, SEED)
     assert sum(one["sent"] for one in found) == ROUNDS
     assert [one["raised"] for one in found] == [one["sent"] for one in found]

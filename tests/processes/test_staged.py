@@ -116,7 +116,7 @@ def move_what_is_special(cube, rows, tiles):
 
 
 def test_two_processes_move_through_their_hosts():
-    with Cluster(2, devices=4) as cluster:
+    with Cluster(2, devices=4, start_method="fork") as cluster:
         (refused, differs), other = cluster.run(move_in_chunks)
     assert other[0] == refused
     assert "['w']: cannot be staged: there are no collectives from its sharding" in refused

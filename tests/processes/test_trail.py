@@ -174,7 +174,7 @@ def explained(told, name):
 
 
 def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
-    with Cluster(3, devices=2) as cluster:
+    with Cluster(3, devices=2, start_method="fork") as cluster:
         told = cluster.run(differ_in_every_way, str(tmp_path / "model.ckpt"))
     for name in ("equal", "the main line"):
         assert [one.pop(name) for one in told] == ["equal"] * 3
@@ -236,7 +236,8 @@ def never_meet():
 
 
 def test_processes_that_only_make_steps_are_told_by_their_signs_of_life():
-    with Cluster(2, env={**os.environ, "SHOAL_HEARTBEAT_S": "0.1"}) as cluster:
+    env = {**os.environ, "SHOAL_HEARTBEAT_S": "0.1"}
+    with Cluster(2, env=env, start_method="fork") as cluster:
         told = cluster.run(never_meet)
     for process, (text, sides) in enumerate(told):
         assert text.startswith(f"process {process} of 2 (")
@@ -265,7 +266,7 @@ def hang_in_programs_of_their_own():
 
 def test_processes_that_hang_in_their_own_programs_end_with_the_call_that_differs(child_env):
     env = child_env | {"SHOAL_HEARTBEAT_S": "0.1", "SHOAL_ABORT_AFTER_S": "2"}
-    with Cluster(2, devices=1, env=env) as cluster:
+    with Cluster(2, devices=1, env=env, start_method="fork") as cluster:
         cluster.start(hang_in_programs_of_their_own)
         ended = cluster.wait()
     for process, one in enumerate(ended):

@@ -39,7 +39,7 @@ def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path
     began, stopped, saved, _, code = first
     assert (began, saved[-1], code) == (0, stopped, 75)
     assert 13 <= stopped <= 20, "the save of step 19 is one at which they meet"
-    with Cluster(1, devices=8, env=child_env) as job:
+    with Cluster(1, devices=8, env=child_env, start_method="fork") as job:
         ((began, stopped, saved, values, code),) = job.run(
             training_loop.train, str(tmp_path / "run")
         )
