@@ -5,6 +5,8 @@ VENV := .venv
 AT_ONCE := -n auto --dist worksteal -o console_output_style=classic
 # Optimized code is wasted on what runs once; on a newer JAX than 0.10 the suite compiles as users do.
 QUICKLY := --compile-quickly
+# A quarter of the examples of each property; make test-newest tries all.
+FEWER := --hypothesis-profile=quick
 NEWEST := .venv-newest
 # What requirements/ does not pin is looked up in every run.
 LATEST := .venv-latest
@@ -18,16 +20,19 @@ EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults test-buckets lint test-newest test-faults-newest test-latest test-nightly dist release site site-check pictures bench house lock clean help
+.PHONY: demo test test-faults test-buckets pages lint test-newest test-faults-newest test-latest test-nightly dist release site site-check pictures bench house lock clean help
 
 demo: $(VENV)/.demo ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
-	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY)
+	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY) $(FEWER)
 
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
 	$(VENV)/bin/python -m pytest $(QUICKLY) -m "faults and not buckets"
+
+pages: $(VENV)/.installed ## Run the commands of all pages, compare what they print (minutes)
+	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY) -m pages tests/processes/test_transcripts.py
 
 lint: $(VENV)/.installed ## Check style, formatting, types, CITATION.cff and the files in .github
 	$(VENV)/bin/ruff check
