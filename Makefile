@@ -31,8 +31,8 @@ test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
 	$(VENV)/bin/python -m pytest $(QUICKLY) -m "faults and not buckets"
 
-pages: $(VENV)/.installed ## Run the commands of all pages, compare what they print (minutes)
-	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY) -m pages tests/processes/test_transcripts.py
+pages: $(VENV)/.installed ## Run the commands of all pages, and the files for clusters (minutes)
+	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY) -m pages tests/processes
 
 lint: $(VENV)/.installed ## Check style, formatting, types, CITATION.cff and the files in .github
 	$(VENV)/bin/ruff check

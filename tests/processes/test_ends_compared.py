@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 
@@ -42,12 +43,17 @@ DIFFERENT = {
 }
 
 
-def ended(tmp_path, script, processes=2, **more):
+def play(path):
+    """Run a program in a fork, as `python` does."""
+    runpy.run_path(path, run_name="__main__")
+
+
+def ended(tmp_path, script, processes=2, only=None):
     path = tmp_path / "train.py"
     path.write_text(HEAD + script + "\n")
-    with Cluster(processes, **more) as cluster:
-        cluster.start(path)
-        return cluster.wait()
+    with Cluster(processes, start_method="fork") as cluster:
+        cluster.start(play, str(path), initialize=False)
+        return cluster.wait(only=only)
 
 
 @pytest.mark.parametrize("how", DIFFERENT)
@@ -101,11 +107,7 @@ def test_one_that_ends_later_finds_the_difference_and_the_first_stays_gone(tmp_p
 
 
 def test_one_that_never_ends_is_not_waited_for(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(f"{HEAD}\nif me: threading.Event().wait()\n{PUT}")
-    with Cluster(2) as cluster:
-        cluster.start(path)
-        (one,) = cluster.wait(only=[0])
+    (one,) = ended(tmp_path, f"if me: threading.Event().wait()\n{PUT}", only=[0])
     assert (one.code, one.err) == (0, "")
 
 

@@ -71,6 +71,7 @@ def test_the_manifest_says_one_number():
     assert numbers == {"4"}
 
 
+@pytest.mark.pages
 def test_it_runs_and_drained_pods_end_with_the_code_of_the_rule_and_go_on(start_pods):
     pods = start_pods(STEPS=str(STEPS_WITH_NOTICE))
     pods[0].until("from step 0")

@@ -58,7 +58,7 @@ def test_a_job_that_fails_is_not_started_again(folder, mpi, codes):
     assert (folder.path / "starts").read_text() == "once ", job.said
 
 
-@pytest.mark.parametrize("mpi", [open_mpi, mpich])
+@pytest.mark.parametrize("mpi", [pytest.param(open_mpi, marks=pytest.mark.pages), mpich])
 def test_it_runs_and_starts_again_after_75(folder, mpi):
     command, name = mpi(folder)
     job = folder.start(*command, STEPS=str(STEPS_WITH_NOTICE))

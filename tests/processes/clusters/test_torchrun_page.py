@@ -64,6 +64,7 @@ def start(folder, request):
     return run
 
 
+@pytest.mark.pages
 def test_it_runs_and_starts_again_after_75(start):
     job = start(STEPS=str(STEPS_WITH_NOTICE))
     job.until("from step 0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on
 
 # Starts the command on each host of the slice, as `gcloud … ssh --worker=all`; GKE's variables, by
@@ -29,6 +31,7 @@ sys.exit(max([row.wait() for row in rows]))
 """
 
 
+@pytest.mark.pages
 def test_it_runs_and_starts_again_after_75(folder):
     """One test, because JAX's port for TPU hosts is one for all."""
     folder.stand_in_python("gcloud", GCLOUD)

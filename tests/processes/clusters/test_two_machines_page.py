@@ -63,6 +63,7 @@ def program(mark, index):
     return pid
 
 
+@pytest.mark.pages
 def test_it_runs_and_starts_again_after_75(start, machines):
     both = start(STEPS=str(STEPS_WITH_NOTICE))
     both[0].until("from step 0")
