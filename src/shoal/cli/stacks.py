@@ -136,7 +136,12 @@ def paragraphs_of(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     silent = [member for member in chosen if member.process not in answers]
     if silent:
         is_known = any(member.state == "failed" and not member.follows for member in silent)
-        lines = [_because_of(m) if is_known and m.follows else _why_silent(m) for m in silent]
+        lines = []
+        for member in silent:
+            if is_known and member.follows:
+                lines.append(_because_of(member))
+            else:
+                lines.append(_why_silent(member))
         paragraphs.append("\n".join(lines))
     return paragraphs or ["there are no processes"]
 
