@@ -212,7 +212,9 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
     limit_s, present = _ENOUGH_S, []
     try:
         limit_s = _limit(timeout_s)
-        raise_all("make_mesh", _lane_problems(lane))
+        if lane is None:
+            raise_all("make_mesh", ["lane must be a string"])
+        raise_all("make_mesh", lane_problems(lane))
         if platform is not None and platform not in _PLATFORMS:
             known = ", ".join(map(repr, _PLATFORMS))
             raise UsageError(
@@ -244,10 +246,6 @@ def _limit(timeout_s: object) -> float:
     if limit_s > sys.float_info.max:
         raise UsageError(f"make_mesh: timeout_s={timeout_s!r} must be a finite number of seconds")
     return float(limit_s)
-
-
-def _lane_problems(lane: object) -> list[str]:
-    return ["lane must be a string"] if lane is None else lane_problems(lane)
 
 
 def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Order:

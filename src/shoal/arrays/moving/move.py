@@ -62,7 +62,10 @@ def move(
       donate: donate the arrays that move.
       between_devices: use programs even between devices that share one process's memory.
     """
-    by_copy = [not between_devices and _can_copy(each) for each in moves]
+    by_copy = [
+        not between_devices and not each.is_traced and can_copy(each.array, each.target)
+        for each in moves
+    ]
     plans = [None if is_copy else _plan(each) for each, is_copy in zip(moves, by_copy, strict=True)]
     requested = moves
     moves = [
@@ -82,7 +85,9 @@ def move(
             moved[number] = _differentiably(each)
         elif by_copy[number]:
             moved[number] = copied(each.array, each.target)
-        elif plan is not None or _is_apart(each, programs=between_devices):
+        elif plan is not None or is_apart(
+            each.array.sharding, each.target, programs=between_devices
+        ):
             with on_row(()):
                 moved[number] = _by_programs(each, plan)
         elif row_of(each.array.sharding) == row_of(each.target):
@@ -98,14 +103,6 @@ def move(
     if donate:
         give_up(requested, {id(array) for array in kept})
     return moved
-
-
-def _can_copy(each: ArrayMove) -> bool:
-    return not each.is_traced and can_copy(each.array, each.target)
-
-
-def _is_apart(each: ArrayMove, *, programs: bool) -> bool:
-    return not each.is_traced and is_apart(each.array.sharding, each.target, programs=programs)
 
 
 def _by_programs(each: ArrayMove, plan: Transfer | None) -> jax.Array:

@@ -124,7 +124,8 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     with jax_runtime.with_own_lines():
         compiled = jitted.lower(*args, **kwargs).compile()
     text = compiled.as_text()
-    num_devices = _num_devices(compiled)
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    num_devices = max([1, *(len(sharding.device_set) for sharding in shardings)])
     flow, frames = flow_of(text), frames_of(text)
     found, total = [], np.zeros(num_devices, np.int64)
     for one in collectives_of(text):
@@ -136,11 +137,6 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         most = int(received.max())
         found.append(Movement(kind, one.opcode, most, operation, source))
     return ProgramReport(tuple(found), int(total.max()))
-
-
-def _num_devices(compiled: Any) -> int:
-    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    return max([1, *(len(sharding.device_set) for sharding in shardings)])
 
 
 def _kind(one: Collective, is_cut_again: bool) -> str:

@@ -81,7 +81,7 @@ def linear(
         result = None if layout is None else _result(layout, shape)
     except BaseException as error:
         with contextlib.suppress(Exception):  # whose call it is cannot be known
-            _fail(error, given)
+            fail_program("linear", error, _spread_out(given).values())
         raise
     _agree(arrays, result, preferred_element_type)
     where = None if result is None else explicit_part(result)
@@ -239,11 +239,6 @@ def _values(array: jax.Array) -> str:
     """Return the digest of an array that this process holds alone, which others hold too."""
     value = concrete(array)
     return "" if value is None else f": values {digest(np.asarray(value))}"
-
-
-def _fail(error: BaseException, given: dict[str, Any]) -> None:
-    """Outside `jit`, fail a refused call for the other processes of its arguments."""
-    fail_program("linear", error, _spread_out(given).values())
 
 
 def _spread_out(given: dict[str, Any]) -> dict[str, jax.Array]:
