@@ -146,7 +146,8 @@ def create_distributed_mesh(
         specs = _specs(operation, local_devices, device_type, usual)
         is_tpu = bool(specs) and specs[0].device_type == "TPU"
     if is_tpu:
-        _no_devices(operation, local_devices)
+        if local_devices is not None:
+            raise UsageError(f"dtensor.{operation}: TPU meshes take no local_devices")
         pairs = _pairs(operation, mesh_dims)
         names, sizes = [name for name, _ in pairs], [size for _, size in pairs]
         return create_tpu_mesh(names, sizes, mesh_name, use_xla_spmd=use_xla_spmd)
@@ -154,11 +155,6 @@ def create_distributed_mesh(
     owners = range(config.num_clients())
     ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
     return _made(operation, mesh_dims, mesh_name, ids, use_xla_spmd)
-
-
-def _no_devices(operation: str, local_devices: Devices) -> None:
-    if local_devices is not None:
-        raise UsageError(f"dtensor.{operation}: TPU meshes take no local_devices")
 
 
 def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:

@@ -443,15 +443,13 @@ def visualize_sharding(
     └─────────────────────────────────┴─────┘
     each block on 1 device
     """
-    is_everywhere = sharding in ("", "{replicated}")  # names no devices: all
-    layout = _on_all_devices() if is_everywhere else layout_of_text(sharding)
+    if sharding in ("", "{replicated}"):  # names no devices: all
+        layout = Layout.replicated(PlanMesh({"replica": len(numbered_devices())}), 0)
+    else:
+        layout = layout_of_text(sharding)
     picture = describe(layout)
     print(picture)
     return picture
-
-
-def _on_all_devices() -> Layout:
-    return Layout.replicated(PlanMesh({"replica": len(numbered_devices())}), 0)
 
 
 @local
