@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shoal
@@ -62,21 +62,30 @@ def test_it_finds_leaves_and_loses_none(target, saved):
 
 
 @given(NAMES, NAMES)
+@example(["a/a"], ["a", "b/a"])  # either may be it
 def test_if_one_prefix_finds_all_so_does_it(target, saved):
-    """Brute force: all prefixes of what is missing and of what is there."""
+    """Brute force: all prefixes of what is missing and of what is there; names, which compete."""
     missing, unexpected, found = parts_of(target, saved)
     if not missing:
         return
 
-    def prefixes(names):
+    def prefixes(names, whole):
         paths = [name.split("/") for name in names]
-        return {"/".join(path[:end]) for path in paths for end in range(len(path))}
+        return {"/".join(path[:end]) for path in paths for end in range(len(path) + whole)}
 
-    everything = any(
-        finds(target, saved, {one: other}) == len(missing)
-        for one, other in itertools.product(prefixes(missing), prefixes(unexpected))
-    )
-    if everything:
+    def moved(name, one, other):
+        return "/".join(part for part in (other, name.removeprefix(one).strip("/")) if part)
+
+    def places(whole):
+        """Return where all that is missing may be."""
+        pairs = itertools.product(prefixes(missing, whole), prefixes(unexpected, whole))
+        return {
+            tuple(moved(name, one, other) for name in sorted(missing))
+            for one, other in pairs
+            if finds(target, saved, {one: other}) == len(missing)
+        }
+
+    if places(whole=0) and len(places(whole=1)) == 1:
         mapping = renames(any_shape(missing), any_shape(unexpected), found)
         assert finds(target, saved, mapping) == len(missing)
 
