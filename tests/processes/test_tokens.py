@@ -28,8 +28,10 @@ shoal.barrier("met")
 os.write(1, b"met\\n")
 """
 WAYS = ["python", "shoal run"]
+LATER = [*WAYS]  # torchrun hands the token on in one way, whatever it is: once with the suite
 if importlib.util.find_spec("torch") is not None:
     WAYS.append("torchrun")
+    LATER.append(pytest.param("torchrun", marks=pytest.mark.faults))
 
 
 class Hosts:
@@ -98,7 +100,7 @@ def test_hosts_with_one_home_need_no_setting(hosts, way):
     assert not any("SHOAL_INSECURE" in started.said for started in both)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", LATER)
 def test_without_any_home_all_refuse_and_say_what_to_set(hosts, way):
     both = hosts.both(way, ("nowhere", "nowhere"))
     for started in both:
@@ -132,7 +134,7 @@ def test_hosts_whose_homes_differ_name_the_other(hosts, way, homes):
         assert ") has another token than node 0 (" in second.said
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", LATER)
 def test_an_insecure_job_says_so_once(hosts, way):
     both = hosts.both(way, ("nowhere", "nowhere"), SHOAL_INSECURE="1")
     assert codes(both) == [0, 0], [started.said for started in both]

@@ -79,6 +79,16 @@ ENDS = {
 }  # fmt: skip
 
 
+# Recorded, all ends run with the suite; under torchrun itself two do, the others with the faults.
+WITH_ITSELF = ("raises and ends slowly", "is killed, with @record")
+ROWS = [
+    pytest.param(way, end, marks=[pytest.mark.faults] if is_late else [])
+    for way in ("itself", "recorded")
+    for end in ENDS
+    for is_late in [way == "itself" and end not in WITH_ITSELF]
+]
+
+
 @pytest.fixture(params=["itself", "recorded"])
 def run(request, tmp_path, child_env):
     """Return a function that runs a program for each rank on each node; what each agent says."""
@@ -138,7 +148,7 @@ def failures_of(said):
     return found
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("run", "end"), ROWS, indirect=["run"])
 def test_the_failed_process_is_the_root_cause(end, run):
     failed, others, code, words, others_code = ENDS[end]
     (said,) = run(failed, others, 1, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forks")  # its jobs begin as any do
+
 STEPS = """
     import numpy as np
     import jax

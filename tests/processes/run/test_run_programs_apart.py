@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forks")  # its jobs begin as any do
+
 HEAD = """
 import logging
 import numpy as np
