@@ -250,7 +250,8 @@ def initialize(
     limits = TimeLimits.of(timeout_s, initialization_timeout, shutdown_timeout_seconds)
     hang_timeout = HangTimeout.of_settings()
     if strict_dtypes is not None:
-        _set_strict_dtypes(strict_dtypes)
+        check_flags("initialize", strict_dtypes=strict_dtypes)
+        _RECORD.strict_dtypes = strict_dtypes
     if _RECORD.joined is not None and _RECORD.initialized is not None:
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
@@ -309,11 +310,6 @@ def _check_hooks(hooks: bool) -> None:
             "initialize(hooks=False): an earlier initialize() of this process has installed hooks\n"
             "pass hooks=False to the first one"
         )
-
-
-def _set_strict_dtypes(strict_dtypes: bool) -> None:
-    check_flags("initialize", strict_dtypes=strict_dtypes)
-    _RECORD.strict_dtypes = strict_dtypes
 
 
 def has_strict_dtypes() -> bool:

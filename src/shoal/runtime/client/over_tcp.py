@@ -390,15 +390,13 @@ class TcpCoordinator(BaseCoordinator):
             frame = receive(channel, limit, ticket)  # the answer to that, or to the arrival
             if frame.header.get("is") == "waiting":
                 waiting = StillMissing.of(body_value(frame))
-                self._warn(point, waiting, time.monotonic() - started)
+                waited_s = time.monotonic() - started
+                _LOG.warning("%s", waiting_line(waiting, self._me, point, waited_s))
                 frame = receive(channel, limit)
             return frame
 
         frame = self._calls.run(point.place, limit, exchange)
         return answer_of(frame, point.group or range(self.num_processes))
-
-    def _warn(self, point: Point, waiting: StillMissing, waited_s: float) -> None:
-        _LOG.warning("%s", waiting_line(waiting, self._me, point, waited_s))
 
     def _query(
         self, caller: str, question: Mapping[str, Any], timeout_s: float, body: bytes = b""

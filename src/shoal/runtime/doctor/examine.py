@@ -80,7 +80,9 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
             report, joined = _meet(report, place, request, env)
         report = report.with_check("devices", probe.result())
         report = report.with_check("host", host_state.check_name(report))
-        folders = _folders(request, env)
+        folders, meets = request.shared, env.get("SHOAL_RENDEZVOUS", "").strip()
+        if meets:
+            folders = (*folders, meets)
         if joined is None:
             diagnosis = of_one(_try_folders(report, folders))
         else:  # another process may still wait for its devices
@@ -129,11 +131,6 @@ def _here(report: Report, request: DoctorRequest) -> Report:
     for name, check in request.more.items():
         report = report.with_check(name, check())
     return report.with_check("clock", CheckResult({"time_s": time.time()}))
-
-
-def _folders(request: DoctorRequest, env: Mapping[str, str]) -> tuple[str, ...]:
-    meets = env.get("SHOAL_RENDEZVOUS", "").strip()
-    return (*request.shared, *((meets,) if meets else ()))
 
 
 def _try_folders(report: Report, folders: tuple[str, ...]) -> Report:

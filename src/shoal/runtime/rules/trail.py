@@ -247,7 +247,8 @@ class Trails:
                 self._base = short_digest(text.encode()).hex()
                 self._start_again(*key)
             elif (trail := self._trails.get(key)) is not None and not trail.is_unknown:
-                trail.forget(_count_of(point.trail))
+                count = exact_of(point.trail).partition(":")[0]
+                trail.forget(int(count or 0))
 
     def start_anew(self, point: Point, base: str) -> Trail:
         """Begin a new trail after a difference known to all; return the old one."""
@@ -363,7 +364,3 @@ class TrailsDiffer(DivergenceError):
     def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
         super().__init__("processes made different calls")
         self.versions, self.lane = versions, lane
-
-
-def _count_of(text: str) -> int:
-    return int(exact_of(text).partition(":")[0] or 0)

@@ -60,7 +60,6 @@ from shoal.runtime.wire.frames import (
 from shoal.runtime.wire.server_sockets import (
     Connection,
     Connections,
-    Listener,
     allow_many_connections,
 )
 from shoal.runtime.wire.sockets import listen_unix, watch_link
@@ -172,7 +171,10 @@ class MeetingPlace:
         elif verb == "keep":
             self._on_keeper(connection, header)
         elif verb == "observe":
-            self._trust_small(connection, ObserverCaller(lambda: self.newest_job))
+            caller = ObserverCaller(lambda: self.newest_job)
+            self._connections.trust(
+                connection, caller, max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0
+            )
             welcome = {"is": "welcome", "processes": self._num_processes}
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
@@ -299,12 +301,6 @@ class MeetingPlace:
                 self._connections.trust(connection, KeeperCaller(job, *kept), max_body_bytes=0)
                 return
         raise FrameError("a keeper of a host that its sender does not lead")
-
-    def _trust_small(self, connection: Connection, listener: Listener) -> None:
-        """Trust a caller with small frames only."""
-        self._connections.trust(
-            connection, listener, max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0
-        )
 
 
 def main(arguments: list[str] | None = None) -> int:
