@@ -24,6 +24,7 @@ from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call
+from shoal.runtime.failures.comparison import AMONG
 from shoal.runtime.failures.spec_lines import SpecLine, with_origin
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
@@ -71,7 +72,7 @@ def agree_on_program(
     agree(
         coordinator,
         Call(
-            f"{operation} among {listed(owners)}",
+            f"{operation}{AMONG}{listed(owners)}",
             None,
             callsite(),
             (*options, *_lines(leaves, arrays), *nodes),

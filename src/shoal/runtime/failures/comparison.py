@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError, counted, with_article
+from shoal.runtime.failures.shortening import source_part
 from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.system.callsite import line_of, source_at, split_site
-from shoal.runtime.system.failure_words import listed, one_line
+from shoal.runtime.system.failure_words import listed, one_line, range_text, ranges_of
 
 if TYPE_CHECKING:
     from shoal.runtime.failures.facts import CallPlace, Difference, DivergenceSide
 
+AMONG = " among "  # between a call and its processes: "relayout among processes 0-2"
 _MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attributes hold all
 _MOST_RANGES = 5  # of processes, in a row
 _SOURCE = 48  # columns of a source line
@@ -243,7 +245,7 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
     """
     if what == "call" and is_silent:
         return _SAME_LINES
-    call = call.partition(" among ")[0]  # "relayout among processes 0-2"
+    call = call.partition(AMONG)[0]
     found = _NEEDS.get((call, what)) or _NEEDS.get(("", what)) or _NEEDS.get((call, ""))
     if found is not None:
         return found
@@ -330,21 +332,18 @@ def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
 
 def process_label(processes: Sequence[int]) -> str:
     """Return the processes of a row; of many ranges only the first."""
-    text = listed(processes)
-    ranges = text.split(" ", 1)[1].split(", ")
+    ranges = ranges_of(sorted(processes))
     if len(ranges) <= _MOST_RANGES:
-        return text
-    return f"{len(processes)} processes ({ranges[0]} and others)"
+        return listed(processes)
+    return f"{len(processes)} processes ({range_text(ranges[0])} and others)"
 
 
 def _after(source: str) -> str:
-    """Return the source line as it stands after a call: shortened in the middle."""
+    """Return the source line as it stands after a call: its beginning, if it is long."""
     if not source:
         return ""
     line = one_line(source.expandtabs(1), len(source))
-    if len(line) > _SOURCE:
-        line = f"{line[: _SOURCE // 2]}…{line[len(line) - _SOURCE // 2 + 1 :]}"
-    return f"   {line}"
+    return f"   {source_part(line, (), _SOURCE)}"
 
 
 def _difference(

@@ -266,16 +266,31 @@ def values_from_difference(texts: Sequence[str], limit: int, dots: str = "…") 
         return list(texts)
     common = _common_beginning(texts)
     start = common - 8
+    word = texts[0].rfind(" ", 0, max(0, start)) + 1
+    if start - word <= limit // 4:
+        start = word
     if start <= len(dots):
         return [shortened(text, limit, dots) for text in texts]
-    return [_begun(dots + text[start:], limit, dots) for text in texts]
+    differs = common - start + len(dots)
+    return [_beginning_of_names(dots + text[start:], limit, dots, differs) for text in texts]
 
 
-def _begun(text: str, limit: int, dots: str) -> str:
-    """Return a text of at most `limit` columns, which keeps its beginning."""
+def _beginning_of_names(text: str, limit: int, dots: str, least: int = 0) -> str:
+    """Return the beginning of code or of a value in `limit` columns, dots included where it is cut:
+    not within a name or a number, unless that is long.
+
+    Args:
+      least: the number of letters that are shown, though they be a part of a name.
+    """
     if fits(text, limit):
         return text
-    return beginning(text, limit - len(dots)) + dots
+    at = fitting(text, 0, limit - len(dots))
+    end = at
+    while end > 0 and text[end - 1 : end + 1].isalnum():
+        end -= 1
+    if end <= least or at - end > _WORD_LETTERS:
+        end = at
+    return text[:end] + dots
 
 
 def _common_beginning(texts: Sequence[str]) -> int:
@@ -298,14 +313,14 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
     >>> source_part("x = read(); y = load(path)", (16, 26), 20)
     '… y = load(path)'
     """
-    is_known = len(expression) == 2 and 0 <= expression[0] <= expression[1] <= len(source)
-    if fits(source, limit) or not is_known:
-        return _begun(source, limit, dots)
-    before, after = source[: expression[0]], source[expression[1] :]
-    start = len(before) - len(before.rpartition("; ")[2])  # of the statement
-    end = expression[1] + len(after.partition("; ")[0])
-    if end < len(source):
-        end += 1  # the semicolon
+    if fits(source, limit):
+        return source
+    if len(expression) != 2 or not 0 <= expression[0] <= expression[1] <= len(source):
+        return _beginning_of_names(source, limit, dots)
+    before = source.rfind("; ", 0, expression[0])
+    start = before + 2 if before >= 0 else 0
+    after = source.find("; ", expression[1])
+    end = after + 1 if after >= 0 else len(source)
     if columns(source[start:end]) > limit - 2 * len(dots) - 2:  # not the whole statement
         start = max(start, min(expression[0], end - limit + 2 * len(dots) + 2))
     head = tail = ""
@@ -315,7 +330,7 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
         tail = f" {dots}"
     if fits(head + source[start:end] + tail, limit):
         return head + source[start:end] + tail
-    return beginning(head + source[start:], limit - len(dots)) + dots
+    return _beginning_of_names(head + source[start:], limit, dots)
 
 
 def capital(text: str) -> str:
