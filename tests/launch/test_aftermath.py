@@ -7,7 +7,13 @@ import signal
 
 import pytest
 
-from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, SaveAbortedError
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    PeerFailedError,
+    SaveAbortedError,
+    UsageError,
+)
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.conclusion import Facts, Loss, conclude
 from shoal.launch.news import News
@@ -25,6 +31,7 @@ from shoal.runtime.failures.headline import advice_of
 from shoal.runtime.failures.last_record import LastRecord, cause_of, record_of
 from shoal.runtime.failures.rendering import plain_text
 from shoal.runtime.failures.shortening import capital
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import is_torn
 from shoal.runtime.system.progress_file import Reached
@@ -33,10 +40,10 @@ BARRIER = Point("step", operation="barrier", site="train.py:6 (main)")
 TERM = (signal.SIGTERM,)
 
 
-def ended(process, error=None, *, code=1, because_of=None, failed_s=2.0, **more):
+def ended(process, error=None, *, code=1, because_of=None, failed_s=2.0, speaker="", **more):
     record = None
     if error is not None:
-        cause = cause_of(error, process=process, step=3, point=BARRIER)
+        cause = cause_of(error, process=process, step=3, point=BARRIER, speaker=speaker)
         peers = None if because_of is None else ProcessSet(because_of)
         torn = is_torn(error)
         record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers, is_torn=torn)
@@ -93,6 +100,16 @@ def test_failures_that_are_alike_are_one_and_others_of_their_own_follow():
     assert failure.headline.endswith("(1 of 2 errors)")
     assert failure.failed_after_s == 1.0
     assert failure.others == ()
+
+
+def test_errors_that_begin_with_the_name_of_their_process_are_alike():
+    both = [ThisProcess(process, ["a", "b"]) for process in (0, 1)]
+    rows = [
+        ended(me.process, UsageError(f"{me}: put: w has no rows"), speaker=me.speaker)
+        for me in both
+    ]
+    (cause,) = failure_of(*rows).causes
+    assert (cause.processes, cause.error.message) == ((0, 1), f"{both[0]}: put: w has no rows")
 
 
 def test_one_that_was_ended_on_its_way_out_is_alike():

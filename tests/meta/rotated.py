@@ -34,8 +34,8 @@ _OF_OTHERS = re.compile(
     r"|\", line |^ in f$"  # a stack
 )
 _TEXTS = (
-    "headline", "words", "advice", "message", "notes", "said", "text", "value", "last_output",
-    "failed_since", "programs",
+    "headline", "words", "advice", "message", "notes", "said", "speaker", "text", "value",
+    "last_output", "failed_since", "programs",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ READERS = {
     "a pattern of words": 'import re\n_AT = re.compile(r"\\): (.+?) cannot complete: it .*")',
     "several": '_ENDS = ("left the job", "x")\ndef f(t):\n    return any(e in t for e in _ENDS)',
     "a word between blanks": 'def f(text):\n    return " left " in text',
+    "a text with values": 'def f(text, p):\n    return text.partition(f"{p} cannot complete: ")[2]',
     "equal": 'def f(text):\n    return text == "left the job"',
 }
 

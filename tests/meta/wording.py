@@ -38,6 +38,7 @@ FOREIGN: Mapping[tuple[str, str], str] = {
     ("launch/aftermath.py", "terminate called "): "the C++ runtime",
     ("launch/aftermath.py", "Check failure"): "absl",
     ("launch/conclusion.py", "EOF when reading a line"): "Python",
+    ("plan/hlo_reading.py", "maximal device"): "XLA",
     ("runtime/exit/idle.py", "TracerPid:"): "Linux",
     ("runtime/failures/last_record.py", "(most recent call first):"): "faulthandler",
     ("runtime/failures/last_record.py", "<frozen runpy>"): "Python",
@@ -162,6 +163,9 @@ def _texts(sought: ast.expr, known: Mapping[str, ast.expr]) -> Iterator[tuple[st
     """Yield the texts of an expression, each with the constant of a module that holds it."""
     if isinstance(sought, ast.Constant) and isinstance(sought.value, str):
         yield sought.value, ""
+    elif isinstance(sought, ast.JoinedStr):
+        for part in sought.values:
+            yield from _texts(part, {})
     elif isinstance(sought, ast.Tuple):
         for one in sought.elts:
             yield from _texts(one, known)

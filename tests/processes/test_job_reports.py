@@ -4,11 +4,14 @@ report."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import stat
 
 import pytest
+
+from processes.run.test_run_first_to_fail import ENDS, START
 
 TRAIN = """
 import atexit, os, queue, signal, sys
@@ -155,6 +158,28 @@ def test_equal_failures_have_one_report(run):
     assert not any("shoal: failed" in one.err for one in others)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_the_coordinator_process_0_reports(job, number):
+    script = "initialize()\nbarrier('ready')\nsay('ready')\nwhile True: barrier('again')\n"
+    for index in range(3):
+        job.start(index, 3, script, SHOAL_LOST_AFTER_S="2", SHOAL_HEARTBEAT_S="0.5")
+    for process in job.processes:
+        process.until_said("ready")
+    (place,) = job.descendants(of="shoal.runtime.server.meeting_place")
+    os.kill(place, number)
+    first, *others = job.wait()
+    assert [one.code for one in (first, *others)] == [71] * 3, first.err
+    stopped, headline, *rest = own_lines(first)
+    headline = re.sub(r" at [\d.:]+", "", headline)
+    assert headline == "shoal: failed: the coordinator was lost", first.err
+    assert rest[-1] == "  Exit code 71 (of this process)."
+    assert stopped.startswith("shoal: process 0 of 3: stopped at barrier 'again' (script0.py:")
+    assert [own_lines(one)[0].partition(": stopped")[0] for one in others] == [
+        f"shoal: process {process} of 3" for process in (1, 2)
+    ]
+    assert not any("shoal: failed" in one.err for one in others)
+
+
 def test_a_deadline_names_the_process_that_did_not_arrive(run):
     first, missing, other = run("late(index)", SHOAL_ABORT_AFTER_S="0.5")
     line = "stopped at barrier 'batch' (train.py:34): process 1 of 3 did not reach barrier 'batch'"
@@ -253,7 +278,7 @@ def test_a_process_that_does_not_join_is_reported_once(job):
     ]
     assert own_lines(first)[:3] == [
         "shoal: failed: process 2 of 3 did not join",
-        "  arrived   processes 0-1   script0.py:27   process.initialize(timeout_s=3, coo…",
+        "  arrived   processes 0-1   script0.py:27   process.initialize(timeout_s=3, …",
         "  missing   process 2       has not called initialize",
     ]
     assert own_lines(first)[-1] == "  Exit code 74 (of this process)."
@@ -264,3 +289,63 @@ def test_one_process_has_nothing_to_compare(run):
     assert one.code == 1
     assert "shoal: " not in one.err
     assert one.err.endswith(f"{NO_FILE}\n")
+
+
+JOINS = (
+    "shoal.initialize(coordinator_address=sys.argv[1], process_id=int(sys.argv[2]),"
+    " num_processes=int(sys.argv[3]), virtual_devices=1)"
+)
+# Others never hear of it, or never end: a launcher is needed.
+LAUNCHED = (
+    "an abort, and another ignores SIGTERM", "a kill, and a peer makes an exit of its error",
+)  # fmt: skip
+# What is said otherwise than by `shoal run`, which knows exit codes and ends processes.
+ALONE = {
+    "sys.exit(256)": ("process 1 of 3 ended with exit code 0", "Exited with code 256"),
+    "an exit that takes longer than the others wait": (
+        "process 1 of 3 ended with exit code 9", "Exited with code 9",
+    ),
+    "an error, while the others compute": ("process 1 of 3 raised ValueError", "at train.py:15"),
+    "an exec": ("process 1 of 3 was lost", "Its connection closed."),
+    "a loop that is shorter, waits in jit": (
+        "process 1 of 3 ended with exit code 0", "and others waited for it",
+    ),
+    "a reader of feed, while its process computes": (
+        "process 1 of 3 failed", "It had reported: OSError: shard 3",
+    ),
+}  # fmt: skip
+IN_SUITE = (
+    "a loop that is shorter, waits in jit", "a difference while one computes",
+    "a reader of feed, while its process computes", "an error, while the others compute",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(end, marks=[] if end in IN_SUITE else pytest.mark.faults)
+        for end in ENDS
+        if end not in LAUNCHED
+    ],
+)
+def test_the_process_that_failed_first_is_named(job, end):
+    program, (headline, _, words) = ENDS[end]
+    headline, words = ALONE.get(end, (headline, words.replace("script.py", "train.py")))
+    text = START.replace("shoal.initialize(virtual_devices=1)", JOINS) + program
+    (job.folder / "train.py").write_text(text)
+    path = job.folder / "failure.json"
+    for index in range(3):
+        script = "sys.path.insert(0, os.path.dirname(__file__))\nimport train\n"
+        job.start(index, 3, script, COLUMNS="200", SHOAL_FAILURE_FILE=str(path),
+                  SHOAL_ABORT_AFTER_S="5")  # fmt: skip
+    lives_on = "os.execv" in program
+    ended = [job.wait_for(index) for index in ((0, 2) if lives_on else range(3))]
+    (report,) = [one for one in ended if "shoal: failed" in one.err] or [ended]
+    lines = own_lines(report)
+    first = next(n for n, line in enumerate(lines) if line.startswith("shoal: failed"))
+    said = re.sub(r", found in step \d+$", "", lines[first])
+    assert said == f"shoal: failed: {headline}", report.err
+    assert len(lines) - first <= 24
+    assert words in " ".join(" ".join(lines[first:]).split()), report.err
+    assert "waiting at barrier 'start'" not in report.err, "they have gone on from it"
+    assert json.loads(path.read_text())["headline"] in " ".join(lines[first].split())

@@ -17,7 +17,7 @@ from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import listed, numbers_of
 
 _HELP = """\
 Show the Python stacks of a running job's processes.
@@ -120,7 +120,7 @@ def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:
     outside = [process for process in wanted if process >= count]
     if outside:
         known = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
-        raise UsageError(f"stacks: {known}, not {listed(outside).partition(' ')[2]}")
+        raise UsageError(f"stacks: {known}, not {numbers_of(outside)}")
     return [roll.members[process] for process in wanted]
 
 

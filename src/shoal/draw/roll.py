@@ -21,7 +21,7 @@ from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import counted
 from shoal.runtime.job_status import SLOW
 from shoal.runtime.rules.point import Member, without_age
-from shoal.runtime.system.failure_words import headline_of, listed
+from shoal.runtime.system.failure_words import headline_of, numbers_of
 
 GONE = ("left", "failed", "lost")  # final states
 _URGENCY = {"failed": 0, "lost": 0, "stopped": 1, "silent": 1, "absent": 2, "here": 3, "left": 4}
@@ -310,7 +310,7 @@ def _pace(row: Row) -> Text:
 
 def _processes(members: Sequence[Member]) -> str:
     """Return `3`, `0-2, 4-511`, or as much of it as fits: `0, 2, 4, … (500)`."""
-    text = listed(member.process for member in members).partition(" ")[2]
+    text = numbers_of(member.process for member in members)
     if len(text) <= _MOST_LETTERS:
         return text
     return f"{text[: _MOST_LETTERS - 8].rpartition(', ')[0]}, … ({len(members)})"

@@ -23,7 +23,7 @@ from shoal.runtime.exit.first_failure import (
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, with_programs
 from shoal.runtime.failures.shortening import capital, sentence
-from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
+from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
 
@@ -129,7 +129,7 @@ def _conclude(facts: Facts) -> Conclusion:
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
         words = news.preempted or "exit code 75, without a preemption notice"
-        if words == SAVED and facts.reached.saved >= 0:
+        if news.has_saved and facts.reached.saved >= 0:
             words = f"preempted: step {facts.reached.saved} is saved; start it again"
         else:
             words = f"{words}: start it again"

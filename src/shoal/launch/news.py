@@ -44,6 +44,7 @@ class News:
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
         self.notice_s: float | None = None  # when the first one came, on the monotonic clock
+        self.has_saved = False  # all that the program did before it stopped for the notice
         self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
         self.has_failed_save = False  # and a save failed at its end
         self.is_said_apart = False  # that no process has joined, while they ran
@@ -63,7 +64,8 @@ class News:
             if self.has_notice and self.notice_s is None:
                 self.notice_s = time.monotonic()
             words = str(message.get("words", ""))
-            self.preempted = SAVED if message["saved"] else words
+            self.has_saved = bool(message["saved"])
+            self.preempted = SAVED if self.has_saved else words
             self.has_failed_save = bool(message.get("has_failed"))
         elif "joined" in message:
             self._join(int(message["joined"]), by_jax=bool(message.get("by_jax")))

@@ -607,7 +607,7 @@ def _alone() -> Coordinator:
     if attached is None:
         shown = shown_job(os.environ)
     elif attached.num_processes > 1:
-        shown = ShownJob(not_joined.BY_JAX, attached.num_processes)
+        shown = ShownJob(not_joined.BY_JAX, attached.num_processes, by_jax=True)
     else:
         shown = None
     if shown is not None:

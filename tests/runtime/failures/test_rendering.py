@@ -40,6 +40,7 @@ from shoal.runtime.failures.rendering import (
     without_secrets,
 )
 from shoal.runtime.failures.shortening import columns, printable
+from shoal.runtime.rules.outcomes import ThisProcess
 
 EXAMPLES = example_failures()
 REPORTS = dict(re.findall(
@@ -337,8 +338,8 @@ def test_long_values_are_shown_around_their_first_difference():
         difference=Difference(what="value", call="assert_same", sides=sides),
     )  # fmt: skip
     lines = report(failed("diverged", 70, 1.0, cause, n=2), Style())
-    assert lines[2].startswith('    process 0   …mup": 50, "lr": 0.1')
-    assert lines[3].startswith('    process 1   …mup": 500, "lr": 0.1')
+    assert lines[2].startswith('    process 0   …"warmup": 50, "lr": 0.1')
+    assert lines[3].startswith('    process 1   …"warmup": 500, "lr": 0.1')
 
 
 def test_a_bug_of_shoal_and_its_own_frames():
@@ -575,16 +576,46 @@ def test_the_beginning_of_a_message_and_the_failing_frame_are_never_cut(message,
     assert 'File"a8.py",line8,inf' in whole
 
 
+WORDY = st.lists(st.text("qxz", min_size=2, max_size=12), min_size=1, max_size=300).map(" ".join)
+
+
+@settings(max_examples=60)
+@given(*[WORDY] * 6, st.sampled_from(WIDTHS), st.booleans())
+def test_no_report_cuts_a_word_and_marks_hide_more_than_they_take(
+    message, said, output, advice, source, name, width, is_ascii
+):
+    frame = StackFrame(file="a.py", line=3, function="f", source=source)
+    error = raised(
+        0, error="ValueError", message=message, frames=(frame,), words=(said,),
+        last_output=(output,),
+    )  # fmt: skip
+    sides = [
+        DivergenceSide(processes=these(p), said=f"{value} {said}", place=at(3, "put"))
+        for p, value in ((0, name), (1, f"{name} zx"))
+    ]
+    difference = Difference(what="value", call="put", sides=tuple(sides), failed_since=advice)
+    differs = Cause(processes=these(0, 1), kind="diverged", difference=difference)
+    others = (waiting(1, place=at(4, "barrier", name)),)
+    given_words = {*f"{message} {said} {output} {advice} {source} {name}".split(), "zx"}
+    for cause in (error, differs):
+        facts = failed(cause.kind, 1, 1.0, cause, n=2, others=others, advice=(advice,))
+        text = " ".join(" ".join(report(facts, Style(width, ascii=is_ascii))).split())
+        assert {*re.findall(r"[qxz]{2,}", text.lower())} <= given_words, text
+        for mark, count in re.findall(r"(?:…|\.\.\.)( ([\d,]+) characters )", text):
+            assert len(mark) <= int(count.replace(",", ""))
+
+
 def squeezed(text: str) -> str:
     """Return a text without spaces, and without newlines, escaped ones included."""
     return re.sub(r"\s", "", text).replace("\\n", "")
 
 
 def test_what_several_processes_raised_is_said_alike():
-    ends = [
-        raised(
-            me, error="SaveAbortedError", message=f"process {me} of 3 (h{me}): save was ended\n."
-        )
-        for me in (1, 2)
+    hosts = ["h0", "h1", "h2"]
+    said = ": save was ended\n."
+    errors = [
+        ErrorFacts(type="SaveAbortedError", message=f"{me}{said}", speaker=me.speaker)
+        for me in (ThisProcess(process, hosts) for process in (1, 2))
     ]
+    ends = [Cause(processes=these(1), kind="exception", error=error) for error in errors]
     assert {raised_words(one) for one in ends} == {"raised SaveAbortedError: save was ended"}

@@ -515,16 +515,23 @@ def failure_known(
     shown = {*(p for cause in causes for p in cause.processes)}
     if own.wait is not None:
         shown.update(p for one in own.wait.arrived for p in one.processes)
-    others = _others(coordinator, [one for one in known.values() if one.process not in shown])
+    stopped = _stopped_at(coordinator, end.error)
+    waited = stopped.place if stopped.state == "waiting" else None
+    left = [one for one in known.values() if one.process not in shown]
+    others = [other for one in left for other in _other(one, waited)]
     if me not in shown:
         others = [_other_self(coordinator, end, own), *others]
     times_s = [root.known_failed_s for root in roots if root.known_failed_s is not None]
     since_s = 0.0
     if times_s:
         since_s = max(0.0, time.monotonic() - min(times_s))
-    return _failure(
+    failure = _failure(
         coordinator, end, causes=grouped(causes), others=_joined(others), since_s=since_s
     )
+    services = lost_services(coordinator)
+    if failure.kind == "service_lost" and services:
+        failure = dataclasses.replace(failure, headline=f"{services[0].name} was lost")
+    return failure
 
 
 def _causes(
@@ -626,7 +633,8 @@ def _own_cause(coordinator: Coordinator, end: EndOfThis) -> Cause:
     """Return the failure of this process; of an error that others share, of all of them."""
     here = coordinator.progress
     me, point = coordinator.process, here.point
-    cause = cause_of(end.error, process=me, step=here.step, point=point)
+    speaker = ThisProcess(me, coordinator.hosts).speaker
+    cause = cause_of(end.error, process=me, step=here.step, point=point, speaker=speaker)
     if cause.wait is not None:
         return _of_wait(coordinator, cause, cause.wait)
     if cause.difference is not None:
@@ -672,16 +680,13 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
     return Others(processes=me, state="ended", exit_code=end.code, words=words)
 
 
-def _others(coordinator: Coordinator, states: Iterable[ProcessState]) -> list[Others]:
-    """Return what other processes did that did not fail by themselves, as far as it is known."""
-    mine, own = coordinator.progress.point, None
-    if mine is not None:
-        own = place_of(mine)
-    return [other for one in states for other in _other(one, own)]
-
-
 def _other(one: ProcessState, own: CallPlace | None) -> list[Others]:
-    """Return what a process did; `own`: where this one has waited last, with its source line."""
+    """Return what a process did that did not fail by itself, as far as it is known.
+
+    Args:
+      own: where this process has waited until it learned of the failure, with the source line:
+        there the others have learned of it, too, and wait no more.
+    """
     processes, at = ProcessSet([one.process]), one.at
     if one.gone is not None:
         return [_ended_after(processes, one.gone, own)]

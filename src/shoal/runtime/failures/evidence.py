@@ -57,6 +57,7 @@ from shoal.runtime.failures.shortening import (
     values_from_difference,
 )
 from shoal.runtime.failures.stack_text import counted_frames
+from shoal.runtime.system.failure_words import range_text
 
 PATH_COLUMNS = 160  # of the file of a frame
 _PLACED_COLUMNS = 30  # of a place and its source, at least
@@ -441,7 +442,7 @@ def _wide_ranges(processes: ProcessSet) -> str:
     text = process_ranges(processes)
     if len(text) <= 28 or len(processes.ranges) == 1:
         return text
-    first = process_ranges(ProcessSet.of_ranges(processes.ranges[:1])).partition(" ")[2]
+    first = range_text(processes.ranges[0])
     return f"{len(processes)} processes ({first} and others)"
 
 

@@ -8,7 +8,6 @@ reader of version 1 can read what a later writer adds.
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 import typing
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,6 @@ from shoal.runtime.system.failure_words import ranges_of
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
 _MOST_PROCESSES = 1 << 20
 
 T = TypeVar("T")
@@ -86,6 +84,7 @@ class ErrorFacts:
     module: str = "builtins"
     message: str = ""  # at most MESSAGE_CHARACTERS
     message_characters: int | None = None  # if there are more
+    speaker: str = ""  # what the message begins with: "process 1 of 3 (node1): "
     notes: tuple[str, ...] = ()
     caused_by: tuple[ErrorFacts, ...] = ()
     place: str = ""  # "conf.py:12", of one in `caused_by`
@@ -266,7 +265,7 @@ def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause
         said: tuple[object, ...] = (cause.kind, cause.signal, cause.exit_code, cause.words)
         # Of an exception not how the process ended: it may have been sent a signal on its way out.
         if error is not None:
-            said = error.type, NAMES_ITSELF.sub("", error.message, count=1)
+            said = error.type, error.message.removeprefix(error.speaker)
         key = said, cause.frames, cause.thread
         groups.setdefault(key, []).append(cause)
     found = []

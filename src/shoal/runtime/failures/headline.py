@@ -8,7 +8,6 @@ from shoal import settings
 from shoal.errors import CorruptCheckpointError, inflected, with_article
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
-    NAMES_ITSELF,
     CallPlace,
     Cause,
     Difference,
@@ -213,7 +212,7 @@ def raised_words(cause: Cause) -> str:
     at = ""
     if frames:
         at = f" ({frames[-1].file}:{frames[-1].line})"
-    message = first_sentence(NAMES_ITSELF.sub("", error.message, count=1))
+    message = first_sentence(error.message.removeprefix(error.speaker))
     return f"raised {error.type}{at}: {shortened(message, MESSAGE_COLUMNS)}"
 
 

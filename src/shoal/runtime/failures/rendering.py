@@ -282,17 +282,21 @@ def _lines(
 
 def _last_words(failure: JobFailure, program: str, time: str) -> str:
     if program != "shoal run":
-        return f"Exit code {failure.exit_code} (of this process){time}."
-    words, logs = f"Exit code {failure.exit_code}{time}.", _logs(failure)
+        return f"{_exit_words(failure)} (of this process){time}."
+    words, logs = f"{_exit_words(failure)}{time}.", _logs(failure)
     if not logs:
         return words
     return f"{words} {logs}"
 
 
+def _exit_words(failure: JobFailure) -> str:
+    return f"Exit code {failure.exit_code}"
+
+
 def _last_lines(words: str, failure: JobFailure, style: Style) -> list[Line]:
     """Return the last line, all of it quiet but the number."""
     words = shortened(words, (_EDGE_LINES - 1) * style.width, style.dots)
-    before, code, after = words.partition(f"Exit code {failure.exit_code}")
+    before, code, after = words.partition(_exit_words(failure))
     number = str(failure.exit_code)
     spans = [
         Span("  "),

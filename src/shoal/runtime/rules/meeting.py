@@ -43,7 +43,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.roster import LAST_AT, Record, Roster
+from shoal.runtime.rules.roster import Record, Roster
 from shoal.runtime.rules.trail_marks import UNKNOWN
 from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
@@ -105,7 +105,7 @@ class Meeting(Roster[To]):
         if point.survivors and self._has_lost(process):
             point = point._replace(trail=UNKNOWN)  # a loss may have ended its calls anywhere
         if answer is not None:
-            record.note(now, LAST_AT, point)
+            record.note_met(now, point)
             return [*replies, Reply(to, ticket, answer)]
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
@@ -393,7 +393,7 @@ class Meeting(Roster[To]):
             if record.blocked.get(lane) is gathering:
                 del record.blocked[lane]
             if process not in self._gone:
-                record.note(now, LAST_AT, wait.point)
+                record.note_met(now, wait.point)
         return [Reply(wait.to, wait.ticket, answer) for wait in arrived.values()]
 
     def _request_late_stacks(self, now: float, gathering: Gathering[To]) -> bool:

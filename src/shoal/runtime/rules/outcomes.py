@@ -62,6 +62,11 @@ class ThisProcess(NamedTuple):
     def __str__(self) -> str:
         return f"process {self.process} of {len(self.hosts)} ({self.hosts[self.process]})"
 
+    @property
+    def speaker(self) -> str:
+        """What its messages begin with."""
+        return f"{self}: "
+
     def name(self, process: int) -> str:
         """Return the name of another process, with its host."""
         return f"process {process} ({self.hosts[process]})"

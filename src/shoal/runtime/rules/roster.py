@@ -19,7 +19,7 @@ from shoal.runtime.system.failure_words import Departure, headline_of
 
 To = TypeVar("To", bound=Hashable)
 
-LAST_AT = "last at"  # a place that a process has left
+_LAST_AT = "last at"  # a place that a process has left
 _MOST_EXPLANATIONS = 8  # kept, of differences that processes have found
 _MOST_EXPLAINED = 32 << 10  # characters of one
 
@@ -189,6 +189,16 @@ class Activity(NamedTuple):
     words: str
     point: Point | None  # completes the words, on demand
     when: float
+    has_met: bool = False  # the others there, and gone on
+
+
+class LastPlace(NamedTuple):
+    """What a process did last, and where: the newer one of arrivals and beats."""
+
+    words: str
+    place: str
+    since: float
+    has_met: bool  # it has gone on from there
 
 
 class Record(Generic[To]):
@@ -243,6 +253,10 @@ class Record(Generic[To]):
         """Record words, and the point that they are about."""
         self.activity = Activity(words, point, now)
 
+    def note_met(self, now: float, point: Point) -> None:
+        """Record that it has gone on from a point."""
+        self.activity = Activity(_LAST_AT, point, now, has_met=True)
+
     def count_arrival(self, point: Point, step: int | None) -> None:
         """Record an arrival at a point, and its step if given."""
         arrivals, lane = self.arrivals, point.lane
@@ -285,9 +299,8 @@ class Record(Generic[To]):
     def whereabouts(self, now: float) -> dict[str, Any]:
         """Return its step and its last call, for the launcher's report."""
         waits = self._waits()
-        words, _, since = self._last()
-        if waits:
-            since = waits[0].since
+        last = self._last()
+        since = waits[0].since if waits else last.since
         point = self._point()
         return {
             "step": self.step,
@@ -296,7 +309,7 @@ class Record(Generic[To]):
             "site": point.site,
             "age_s": round(max(0.0, now - since), 3),
             "waits": bool(waits),
-            "met": words == LAST_AT and point.call != STEP and not (waits or self._still(now)),
+            "met": last.has_met and point.call != STEP and not (waits or self._still(now)),
         }
 
     def facts(self, now: float) -> dict[str, Any]:
@@ -310,7 +323,7 @@ class Record(Generic[To]):
     def last_words(self, now: float) -> str:
         """Return its last words: where it waits, its last call, or why it is gone."""
         if self.state in ("left", "lost", "failed"):
-            words, _, when = self.activity
+            words, when = self.activity.words, self.activity.when
             return aged(words.rstrip(), AGO, max(0.0, now - when))
         return "; ".join(filter(None, [self._still(now), self._where(now)]))
 
@@ -323,7 +336,7 @@ class Record(Generic[To]):
 
     def _last_seen(self, now: float) -> str:
         waits = self._waits()
-        _, place, since = self._last()
+        _, place, since, _ = self._last()
         if waits:
             text = f"waited at {waits[0].point.place} for {now - waits[0].since:.1f} s"
         elif place:
@@ -340,16 +353,14 @@ class Record(Generic[To]):
         )
         if waits:
             return step + waits
-        words, place, since = self._last()
-        text = f"{words} {place}".strip()
-        if text.startswith(step.removesuffix(", ")):
-            step = ""  # they are words of its own about the step
-        return aged(f"{step}{text}", AGO, max(0.0, now - since))
+        last = self._last()
+        text = f"{last.words} {last.place}".strip()
+        return aged(f"{step}{text}", AGO, max(0.0, now - last.since))
 
     def member(self, now: float) -> Member:
         """Return its state."""
         waits = self._waits()
-        _, place, since = self._last()
+        _, place, since, _ = self._last()
         if waits:
             place, since = waits[0].point.place, waits[0].since
         if self.state in ("left", "lost", "failed"):
@@ -382,7 +393,7 @@ class Record(Generic[To]):
 
     def _point(self) -> Point:
         """Return where it waits, or its last call."""
-        waits, (_, place, _) = self._waits(), self._last()
+        waits, place = self._waits(), self._last().place
         point = self.activity.point
         if waits:
             return waits[0].point
@@ -393,13 +404,13 @@ class Record(Generic[To]):
             return Point("", site=place)
         return point
 
-    def _last(self) -> tuple[str, str, float]:
-        """Return its last action, place and time: the newer one of arrivals and beats.
+    def _last(self) -> LastPlace:
+        """Return its last place.
 
         A beat after an arrival may report the same arrival: it then names the same place.
         """
-        words, point, when = self.activity
+        words, point, when, has_met = self.activity
         beat, place = self.beat, point.place if point else ""
         if beat and beat.place and beat.place != place and self.beat_came > when:
-            return LAST_AT, beat.place, self.beat_came
-        return words, place, when
+            return LastPlace(_LAST_AT, beat.place, self.beat_came, has_met=True)
+        return LastPlace(words, place, when, has_met)

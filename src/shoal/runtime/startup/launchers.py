@@ -88,6 +88,7 @@ class ShownJob(NamedTuple):
 
     words: str  # the variables, with their values
     num_processes: int | None
+    by_jax: bool = False  # JAX has joined it already
 
 
 class _Numbers(NamedTuple):

@@ -113,7 +113,7 @@ def not_joined(shown: ShownJob) -> InitializeError:
             "call shoal.initialize(num_processes=…, process_id=…, coordinator_address=…) first, or "
             "initialize(num_processes=1) for a job of one"
         )
-    if shown.words == BY_JAX:
+    if shown.by_jax:
         return InitializeError(
             f"{BY_JAX} made this process one of {shown.num_processes}, but it has not joined them "
             "in shoal: call shoal.initialize() after it"

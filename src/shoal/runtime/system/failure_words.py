@@ -277,11 +277,17 @@ def listed(processes: Iterable[int], most: int | None = None) -> str:
     numbers = sorted(processes)
     if not numbers:
         return "no process"
+    noun = "process" if len(numbers) == 1 else "processes"
+    return f"{noun} {numbers_of(numbers, most)}"
+
+
+def numbers_of(processes: Iterable[int], most: int | None = None) -> str:
+    """Return `listed` without its noun: `0, 2-4`."""
+    numbers = sorted(processes)
     ranges = ranges_of(numbers)
     shown = ranges if most is None else ranges[:most]
     left = len(numbers) - sum(last - first + 1 for first, last in shown)
-    noun = "process" if len(numbers) == 1 else "processes"
-    return f"{noun} {', '.join(map(range_text, shown))}" + (f" and {left} more" if left else "")
+    return ", ".join(map(range_text, shown)) + (f" and {left} more" if left else "")
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
