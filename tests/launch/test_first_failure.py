@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import signal
 import sys
 
@@ -421,3 +422,70 @@ def test_a_process_that_lives_on_without_its_connection_was_lost():
 def test_a_keeper_that_the_launcher_killed_is_not_blamed():
     aborted = Ending(1, -6, 5.0)
     assert dead_host_keeper(aborted, [KeeperNews(77, "vm", (0, 1), code=-9)]) is None
+
+
+# ---- Random jobs, of which it is chosen what happens first, and how the others end then.
+
+TERM = (signal.SIGTERM,)
+CLOSED = Gone("lost", "its connection closed", 0.0)
+FIRST = {  # of the process and the time: how it ends, and the exit code of the job
+    "raises": lambda p, s: (ended(ValueError("x"), process=p, failed_s=s, gone=failed(s)), 1),
+    "exits": lambda p, s: (ended(SystemExit(5), process=p, failed_s=s, gone=failed(s)), 5),
+    "exits natively": lambda p, s: (Ending(p, 6, s, ended_s=s, gone=CLOSED._replace(at_s=s)), 6),
+    "is killed": lambda p, s: (Ending(p, -9, s, ended_s=s, gone=CLOSED._replace(at_s=s)), 137),
+    "crashes": lambda p, s: (Ending(p, -11, s, ended_s=s), 139),
+    "cannot end": lambda p, s: (
+        ended(ValueError("x"), -15, process=p, failed_s=s, gone=failed(s), sent=TERM, sent_s=s + 9),
+        1,
+    ),
+    "is lost": lambda p, s: (
+        Ending(p, -15, None, TERM, sent_s=s + 9).with_report(CLOSED._replace(at_s=s)), 71,
+    ),
+    "leaves": lambda p, s: (left(p, s), 72),
+    "finds": lambda p, s: (ended(DivergenceError("b"), process=p, failed_s=s), 70),
+}  # fmt: skip
+AFTER = {  # of the process, the time, and the one behind it
+    "learns": lambda p, s, of: learns(p, s, of, PeerFailedError("b", failed={of: "x"})),
+    "learns, and exits": lambda p, s, of: learns(p, s, of, SystemExit(9)),
+    "learns, and raises": lambda p, s, of: learns(p, s, of, KeyError("batch")),
+    "is torn": lambda p, s, of: ended(GLOO, process=p, failed_s=s, ended_s=s),
+    "is torn, and exits": lambda p, s, of: ended(caught(GLOO), process=p, failed_s=s, ended_s=s),
+    "leaves": lambda p, s, of: left(p, s),
+    "is ended": lambda p, s, of: Ending(p, -15, None, TERM, sent_s=s),
+}
+ON_REQUEST = ("raises", "exits", "exits natively", "is killed", "crashes", "finds")
+
+
+def learns(process, at_s, of, error):
+    gone = failed(at_s, follows=True)
+    return ended(error, process=process, because_of=[of], failed_s=at_s, gone=gone)
+
+
+def random_job(chance):
+    """Return what happens, the process that is the first, and the exit code."""
+    count, how, at_s = chance.randint(2, 6), chance.choice([*FIRST]), 10.0
+    first, *others = chance.sample(range(count), count)
+    root, code = FIRST[how](first, at_s)
+    told, rows = [f"{first} {how}"], [root]
+    for number, process in enumerate(others):
+        choices = [*AFTER]
+        if how == "leaves" and not number:  # one needs it
+            choices = ["learns", "is torn", "is torn, and exits"]
+        after = chance.choice(choices)
+        # XLA may hear of a closed connection before the coordinator and the launcher do.
+        early_s = 0.2 if "torn" in after and how != "leaves" else 0.0
+        told.append(f"{process} {after}")
+        rows.append(AFTER[after](process, at_s + 0.01 - early_s + chance.random(), first))
+    if how in ON_REQUEST and chance.random() < 0.3:
+        told.append("after a request to end")
+        rows = [row._replace(asked_s=at_s - 1.0) for row in rows]
+    return told, chance.sample(rows, count), first, code
+
+
+def test_the_first_failure_of_2000_random_jobs():
+    chance = random.Random(20261130)
+    for _ in range(2000):
+        told, endings, first, code = random_job(chance)
+        root = first_failure(endings)
+        assert root is not None, told
+        assert (root.process, exit_code(root)) == (first, code), told

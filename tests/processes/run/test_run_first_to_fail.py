@@ -124,6 +124,17 @@ ENDS = {
         "shoal.barrier('b')\n",
         ("process 1 of 3 raised JaxRuntimeError", 1, 'script.py", line 14, in host'),
     ),
+    "an error in a callback, while its result is saved": (
+        "def host(v):\n"
+        "    time.sleep(1)\n"
+        "    if here == 1: raise ValueError('no such token')\n"
+        "    return v\n"
+        "call = jax.shard_map(\n"
+        "    lambda v: jax.pure_callback(host, jax.ShapeDtypeStruct(v.shape, v.dtype), v),\n"
+        "    mesh=x.sharding.mesh, in_specs=x.sharding.spec, out_specs=x.sharding.spec)\n"
+        "shoal.save('ck', {'x': jax.jit(call)(x)})\n",
+        ("process 1 of 3 raised JaxRuntimeError", 1, 'script.py", line 15, in host'),
+    ),
 }
 
 
@@ -141,12 +152,53 @@ def test_the_process_that_failed_first_is_named(launch, end):
     assert words in " ".join(finished.err.split()), finished.err
 
 
-def test_wrong_usage_before_initialize_is_not_tried_again(launch):
-    script = "import shoal\nshoal.initialize(num_processes='x')\n"
+def test_a_process_that_lives_on_with_its_descriptors_closed_was_lost(launch):
+    """Before it has computed: gloo would abort it."""
+    script = (
+        "import os, time, shoal\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "if shoal.process_index() == 1: os.closerange(3, 1024); time.sleep(1000)\n"
+        "shoal.barrier('b')\n"
+    )
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 71, finished.err
+    assert finished.verdict.endswith(" s: process 1 of 2 was lost"), finished.err
+    assert "but it lived on" in finished.err
+
+
+NOT_TRIED_AGAIN = {
+    "wrong usage": "import shoal\nshoal.initialize(num_processes='x')\n",
+    "an exit with 2, which takes longer than the others wait": (
+        "import atexit, sys, time\n"
+        "atexit.register(time.sleep, 1000)\n"
+        "import shoal\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "if shoal.process_index() == 1: sys.exit(2)\n"
+        "atexit.unregister(time.sleep)\n"
+        "shoal.barrier('b')\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", NOT_TRIED_AGAIN)
+def test_exit_code_2_is_not_tried_again(launch, how):
+    script = NOT_TRIED_AGAIN[how]
     finished = launch.run("-n", "2", "--max-restarts", "2", script=script)
     assert finished.code == 2, finished.err
-    assert finished.verdict.endswith("raised UsageError")
+    ends = "raised UsageError" if "usage" in how else "process 1 of 2 ended with exit code 2"
+    assert finished.verdict.endswith(ends), finished.err
     assert "attempt" not in finished.err.partition("Exit code")[0]
+
+
+def test_a_job_that_no_process_has_joined_says_so(launch):
+    script = (
+        "import os, shoal\n"
+        "shoal.initialize(coordinator_address='127.0.0.1:9', num_processes=2,\n"
+        "                 process_id=int(os.environ['RANK']), timeout_s=2)\n"
+    )
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 74, finished.err
+    assert finished.verdict.endswith(": neither process joined"), finished.err
 
 
 WHILE_SAVING = """

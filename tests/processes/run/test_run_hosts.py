@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import textwrap
 import time
 
 import pytest
 
 from processes.run.launchers import Launchers, codes, said, verdict
+from processes.run.test_run_first_to_fail import ENDS, START, WHILE_SAVING
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warding import Warden
 
@@ -113,4 +116,49 @@ def test_a_host_whose_processes_are_all_killed_is_lost_at_once(launchers):
     assert both[0].code() == 71
     lost = f"node 1 ({address_of(1)}), with process 1, was lost"
     assert verdict(both[0]).endswith(f": {lost}"), both[0].said
+    assert launchers.leaves_nobody()
+
+
+# Ways to end of which another host hears by the network: by a connection of XLA's that breaks, or
+# by the other launcher.
+ACROSS = (
+    "a loop that is shorter, waits in jit", "a difference while one computes",
+    "a deadline while one computes", "a kill, and a peer makes an exit of its error", "an exec",
+    "an exit that takes longer than the others wait",
+    "a reader of feed, while its process computes", "an error, while the others compute",
+    "an error in a callback, while its result is saved",
+)  # fmt: skip
+IN_SUITE = ACROSS[:1]
+
+
+def where_all_are_one(text):
+    """Return a text without the addresses of the hosts."""
+    return re.sub(r" \(10\.201\.[\d.]+\)", "", " ".join(text.split()))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [pytest.param(end, marks=[] if end in IN_SUITE else pytest.mark.faults) for end in ACROSS],
+)
+def test_the_process_that_failed_first_is_named_on_both_hosts(launchers, end):
+    program, (headline, code, words) = ENDS[end]
+    launchers.write(START + program)
+    launchers.env["SHOAL_FAILURE_GRACE_S"] = "20"
+    both = [launchers.start(0, "-n", "1"), launchers.start(1, "-n", "2")]
+    assert codes(both) == [code, code], said(both)
+    for started in both:
+        assert where_all_are_one(verdict(started)).endswith(f" s: {headline}"), started.said
+    assert words in where_all_are_one(both[0].said), both[0].said
+    assert launchers.leaves_nobody()
+
+
+def test_what_fails_after_a_request_to_end_is_reported_on_both_hosts(launchers):
+    launchers.write(START + WHILE_SAVING.format(end="raise OSError('no space')"))
+    both = [launchers.start(0, "-n", "1"), launchers.start(1, "-n", "2")]
+    for started in both:
+        started.until("runs")
+    both[1].popen.send_signal(signal.SIGTERM)
+    assert codes(both) == [1, 1], said(both)
+    for started in both:
+        assert where_all_are_one(verdict(started)).endswith(" process 1 of 3 raised OSError")
     assert launchers.leaves_nobody()
