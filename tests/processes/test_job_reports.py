@@ -12,6 +12,8 @@ import stat
 import pytest
 
 from processes.run.test_run_first_to_fail import ENDS, START
+from processes.run.test_run_stalled import HEAD as HEAD_OF_STALLS
+from processes.run.test_run_stalled import WAITS
 
 TRAIN = """
 import atexit, os, queue, signal, sys
@@ -76,6 +78,11 @@ initialize()
 import train
 train.{}
 """
+JOINS = (
+    "shoal.initialize(coordinator_address=sys.argv[1], process_id=int(sys.argv[2]),"
+    " num_processes=int(sys.argv[3]), virtual_devices=1)"
+)
+IMPORT = "sys.path.insert(0, os.path.dirname(__file__))\nimport train\n"
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: 'data/shard-00001.npy'"
 AFTER = re.compile(r" after [\d.]+ s")
 
@@ -210,6 +217,21 @@ def test_a_stall_is_reported_as_the_stall(run):
     assert lines[-1] == "  Exit code 77 (of this process)."
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("waits", WAITS)
+def test_who_waits_for_whom_in_a_stall_is_said(job, waits):
+    program, words = WAITS[waits]
+    text = HEAD_OF_STALLS.replace("shoal.initialize(virtual_devices=1)", JOINS) + program
+    (job.folder / "train.py").write_text(text)
+    for index in range(3):
+        job.start(index, 3, IMPORT, SHOAL_STALLED_AFTER_S="4")
+    ended = job.wait()
+    assert [one.code for one in ended] == [77] * 3, ended[0].err
+    (report,) = [one for one in ended if "shoal: failed" in one.err] or ended[:1]
+    assert any(line.endswith(f"; {words}") for line in own_lines(report)), report.err
+    assert "# odd" in "".join(one.err for one in ended), "the stack of the reader, too"
+
+
 def test_a_comparison_has_all_processes_that_had_arrived(run):
     ended = run("apart(index)")
     reports = [own_lines(one) for one in ended if "shoal: failed" in one.err]
@@ -291,10 +313,6 @@ def test_one_process_has_nothing_to_compare(run):
     assert one.err.endswith(f"{NO_FILE}\n")
 
 
-JOINS = (
-    "shoal.initialize(coordinator_address=sys.argv[1], process_id=int(sys.argv[2]),"
-    " num_processes=int(sys.argv[3]), virtual_devices=1)"
-)
 # Others never hear of it, or never end: a launcher is needed.
 LAUNCHED = (
     "an abort, and another ignores SIGTERM", "a kill, and a peer makes an exit of its error",
@@ -335,8 +353,7 @@ def test_the_process_that_failed_first_is_named(job, end):
     (job.folder / "train.py").write_text(text)
     path = job.folder / "failure.json"
     for index in range(3):
-        script = "sys.path.insert(0, os.path.dirname(__file__))\nimport train\n"
-        job.start(index, 3, script, COLUMNS="200", SHOAL_FAILURE_FILE=str(path),
+        job.start(index, 3, IMPORT, COLUMNS="200", SHOAL_FAILURE_FILE=str(path),
                   SHOAL_ABORT_AFTER_S="5")  # fmt: skip
     lives_on = "os.execv" in program
     ended = [job.wait_for(index) for index in ((0, 2) if lives_on else range(3))]

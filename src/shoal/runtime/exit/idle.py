@@ -238,7 +238,7 @@ class StallWatch:
             limit_s,
             site,
             _below(frame),
-            is_waiting=progress.is_waiting,
+            is_waiting=self._waits_for_others(),
             seen_s=passed_s,
             main_share=main_s / max(passed_s, _LEAST_S),
             other_share=(all_s - main_s) / max(passed_s, _LEAST_S),
@@ -251,6 +251,12 @@ class StallWatch:
             is_reading=progress.reads is not None and progress.reads(),
             source=self._source_at(site),
         )
+
+    def _waits_for_others(self) -> bool:
+        """Whether the program waits for other processes, in a call or for a batch of a `feed`."""
+        progress = self._coordinator.progress
+        reads = progress.reads
+        return progress.is_waiting or (reads is not None and not reads())
 
     def _source_at(self, site: str) -> str:
         """Return the source line of a place, as `stacks` reads it: the disk may hang."""
@@ -312,7 +318,7 @@ class StallWatch:
             rest = ""
         end = partial(self._end, headline, rest, is_shown=here.process in shows)
         progress = here.progress
-        mark, is_waiting = progress.mark, progress.is_waiting
+        mark, is_waiting = progress.mark, self._waits_for_others()
         here.end_stalled(headline)
         if not self._ends:
             return  # its next wait, or step, raises StalledError
