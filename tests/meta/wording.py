@@ -67,7 +67,11 @@ STILL_READ: Mapping[tuple[str, str], str] = {
         "_LATE",
     ): "a mark before what a late process reports: made and read there",
     ("launch/aftermath.py", "_NOT_OUTPUT"): "lines of shoal in a log, which a report leaves out",
-    ("runtime/failures/comparison.py", " among "): "the name of an operation among some processes",
+    ("runtime/failures/comparison.py", " at "): "the call site in a place, put into parentheses",
+    (
+        "runtime/failures/comparison.py",
+        "AMONG",
+    ): "the name of an operation among some processes: one constant makes and reads it",
     ("runtime/failures/rendering.py", "shoal run"): "the name of a program",
     ("settings.py", "short or full"): "the unit of a setting, in a table",
     ("testing/cluster.py", "the launcher"): "the name of a process of a test",

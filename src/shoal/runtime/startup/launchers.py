@@ -163,7 +163,7 @@ def shown_job(env: Environment) -> ShownJob | None:
     """Return the job that `initialize()` would join; None: a one-process job.
 
     >>> shown_job({"RANK": "1", "WORLD_SIZE": "4"})
-    ShownJob(words='torchrun (RANK=1, WORLD_SIZE=4)', num_processes=4)
+    ShownJob(words='torchrun (RANK=1, WORLD_SIZE=4)', num_processes=4, by_jax=False)
     >>> shown_job({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"})  # a shell in an allocation
 
     Raises:
