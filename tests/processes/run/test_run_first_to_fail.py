@@ -193,7 +193,7 @@ def test_exit_code_2_is_not_tried_again(launch, how):
 def test_a_job_that_no_process_has_joined_says_so(launch):
     script = (
         "import os, shoal\n"
-        "shoal.initialize(coordinator_address='127.0.0.1:9', num_processes=2,\n"
+        "shoal.initialize(coordinator_address='nowhere.invalid:9', num_processes=2,\n"
         "                 process_id=int(os.environ['RANK']), timeout_s=2)\n"
     )
     finished = launch.run("-n", "2", script=script)
