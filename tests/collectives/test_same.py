@@ -45,7 +45,7 @@ def told(*trees, **options):
     first, call, *rows, advice = body.splitlines()
     assert first.endswith(" found different values")
     assert "test_same.py:" in call
-    assert call.endswith("   return run_all(job, lamb…es[c.process], **more))")
+    assert call.endswith("   return run_all(job, lambda c: assert_same.on(c,…")
     assert advice == "It is the first leaf that differs; later ones were not compared."
     return [row.strip() for row in rows]
 
