@@ -220,7 +220,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
     assert [row.partition(": ")[0].strip() for row in rows[2:4]] == ["process 0", "process 1"]
     assert rows[4].startswith("  put sends nothing; the difference was found at barrier 'go' (")
     assert told[2]["late"][1] == told[0]["late"][1], "the sides are equal on all"
-    assert rows[1].endswith("   come_late(index, told, l…: shoal.put(own, rows))")
+    assert rows[1].endswith("   come_late(index, told, lambda: shoal.put(own, …")
 
 
 def never_meet():
