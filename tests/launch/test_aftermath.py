@@ -31,7 +31,7 @@ from shoal.runtime.failures.headline import advice_of
 from shoal.runtime.failures.last_record import LastRecord, cause_of, record_of
 from shoal.runtime.failures.rendering import plain_text
 from shoal.runtime.failures.shortening import capital
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.outcomes import ThisProcess, speakers
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import is_torn
 from shoal.runtime.system.progress_file import Reached
@@ -40,10 +40,10 @@ BARRIER = Point("step", operation="barrier", site="train.py:6 (main)")
 TERM = (signal.SIGTERM,)
 
 
-def ended(process, error=None, *, code=1, because_of=None, failed_s=2.0, speaker="", **more):
+def ended(process, error=None, *, code=1, because_of=None, failed_s=2.0, speakers=(), **more):
     record = None
     if error is not None:
-        cause = cause_of(error, process=process, step=3, point=BARRIER, speaker=speaker)
+        cause = cause_of(error, process=process, step=3, point=BARRIER, speakers=speakers)
         peers = None if because_of is None else ProcessSet(because_of)
         torn = is_torn(error)
         record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers, is_torn=torn)
@@ -102,11 +102,13 @@ def test_failures_that_are_alike_are_one_and_others_of_their_own_follow():
     assert failure.others == ()
 
 
-def test_errors_that_begin_with_the_name_of_their_process_are_alike():
-    both = [ThisProcess(process, ["a", "b"]) for process in (0, 1)]
+@pytest.mark.parametrize("names", [(0, 1), (0, 0)], ids=["each its own", "one for all"])
+def test_errors_that_begin_with_the_name_of_a_process_are_alike(names):
+    hosts = ["a", "b"]
+    both = [ThisProcess(process, hosts) for process in names]
     rows = [
-        ended(me.process, UsageError(f"{me}: put: w has no rows"), speaker=me.speaker)
-        for me in both
+        ended(process, UsageError(f"{name}: put: w has no rows"), speakers=speakers(hosts))
+        for process, name in enumerate(both)
     ]
     (cause,) = failure_of(*rows).causes
     assert (cause.processes, cause.error.message) == ((0, 1), f"{both[0]}: put: w has no rows")

@@ -11,7 +11,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import Trouble
 from shoal.runtime.failures.last_record import LastRecord, record_of
 from shoal.runtime.rules.messages import MOST_END
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.outcomes import speakers
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import (
     Departure,
@@ -57,7 +57,7 @@ def record_sent(
         step=here.step,
         point=here.point,
         because_of=because_of,
-        speaker=ThisProcess(coordinator.process, coordinator.hosts).speaker,
+        speakers=speakers(coordinator.hosts),
         most_bytes=MOST_END,
     )
 

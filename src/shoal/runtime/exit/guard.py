@@ -58,7 +58,7 @@ from shoal.runtime.failures.last_record import (
     record,
     record_of_exit,
 )
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.outcomes import speakers
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
@@ -314,18 +314,18 @@ class ExitGuard:
         """Record an exception, in torch's error file too if no other process led to it."""
         self._error, self._peers = error, peers_behind(error, gone)
         process = step = point = None
-        speaker = ""
+        begins: list[str] = []
         here = self._coordinator
         if here is not None:
             process, step, point = here.process, here.progress.step, here.progress.point
-            speaker = ThisProcess(process, here.hosts).speaker
+            begins = speakers(here.hosts)
         self._is_recorded = record(
             error,
             process=process,
             step=step,
             point=point,
             because_of=self._peers,
-            speaker=speaker,
+            speakers=begins,
         )
         if self._peers is None:
             self._agent.record(error, at_s)

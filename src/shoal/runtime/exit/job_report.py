@@ -85,7 +85,7 @@ from shoal.runtime.failures.rendering import (
     without_secrets,
 )
 from shoal.runtime.failures.shortening import capital, sentence
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.outcomes import ThisProcess, speakers
 from shoal.runtime.system.callsite import site_of, split_site
 from shoal.runtime.system.failure_words import (
     Departure,
@@ -633,8 +633,8 @@ def _own_cause(coordinator: Coordinator, end: EndOfThis) -> Cause:
     """Return the failure of this process; of an error that others share, of all of them."""
     here = coordinator.progress
     me, point = coordinator.process, here.point
-    speaker = ThisProcess(me, coordinator.hosts).speaker
-    cause = cause_of(end.error, process=me, step=here.step, point=point, speaker=speaker)
+    begins = speakers(coordinator.hosts)
+    cause = cause_of(end.error, process=me, step=here.step, point=point, speakers=begins)
     if cause.wait is not None:
         return _of_wait(coordinator, cause, cause.wait)
     if cause.difference is not None:

@@ -102,7 +102,7 @@ def record(
     step: int | None = None,
     point: CalledAt | None = None,
     because_of: Iterable[int] | None = None,
-    speaker: str = "",
+    speakers: Sequence[str] = (),
     thread: str = "",
     record_file: tuple[str, int] = ("", -1),
 ) -> bool:
@@ -112,7 +112,8 @@ def record(
       process: this one, in its job.
       point: where it has waited last.
       because_of: the processes whose end led to it; None: those that it names, if any.
-      speaker: what messages of shoal begin with here: this process.
+      speakers: what messages of shoal begin with: each process of the job. One that all were given
+        begins with the process that made it.
       thread: the name of the thread that it ended, if not the main one.
       record_file: its path, and a descriptor for a process that can open no more files; as the
         environment says, if not given.
@@ -123,7 +124,7 @@ def record(
     if not path:
         return False
     try:
-        records = _records(error, process, step, point, because_of, speaker, thread)
+        records = _records(error, process, step, point, because_of, speakers, thread)
         texts = (json.dumps(to_json(one)) for one in records)
         text = next((text for text in texts if len(text) < _BYTES), None)
         if text is None:
@@ -150,7 +151,7 @@ def record_of(
     step: int | None = None,
     point: CalledAt | None = None,
     because_of: Iterable[int] | None = None,
-    speaker: str = "",
+    speakers: Sequence[str] = (),
     most_bytes: int = _BYTES - 1,
 ) -> LastRecord | None:
     """Return what a process records of an uncaught exception: see `record`. None: it is too long,
@@ -159,7 +160,7 @@ def record_of(
     Args:
       most_bytes: of its JSON.
     """
-    records = _records(error, process, step, point, because_of, speaker)
+    records = _records(error, process, step, point, because_of, speakers)
     return next((one for one in records if len(json.dumps(to_json(one))) <= most_bytes), None)
 
 
@@ -169,7 +170,7 @@ def _records(
     step: int | None,
     point: CalledAt | None,
     because_of: Iterable[int] | None,
-    speaker: str,
+    speakers: Sequence[str],
     thread: str = "",
 ) -> Iterator[LastRecord]:
     """Yield the record of an exception, each time with less of its texts."""
@@ -178,7 +179,9 @@ def _records(
         because_of = peers_named(error)
     peers = _process_set(because_of)
     for most in _MOST:
-        cause = cause_of(error, process=process, step=step, point=point, speaker=speaker, most=most)
+        cause = cause_of(
+            error, process=process, step=step, point=point, speakers=speakers, most=most
+        )
         yield LastRecord(
             pid=os.getpid(),
             at_s=at_s,
@@ -337,14 +340,14 @@ def cause_of(
     process: int | None = None,
     step: int | None = None,
     point: CalledAt | None = None,
-    speaker: str = "",
+    speakers: Sequence[str] = (),
     most: int = MESSAGE_CHARACTERS,
 ) -> Cause:
     """Return the facts of an exception of this process, with `most` characters of each text."""
     frames, left_out, repeats = _stack(error)
     facts = dataclasses.replace(_facts(error, _CHAIN, most), repeats=repeats)
-    if speaker and facts.message.startswith(speaker):
-        facts = dataclasses.replace(facts, speaker=speaker)
+    speaker = next((one for one in speakers if facts.message.startswith(one)), "")
+    facts = dataclasses.replace(facts, speaker=speaker)
     shown = frames
     if len(frames) > _FRAMES:
         shown = (*frames[: _FRAMES // 2], *frames[-_FRAMES // 2 :])

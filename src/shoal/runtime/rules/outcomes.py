@@ -72,6 +72,11 @@ class ThisProcess(NamedTuple):
         return f"process {process} ({self.hosts[process]})"
 
 
+def speakers(hosts: Sequence[str]) -> list[str]:
+    """Return what messages begin with, of each process of the job."""
+    return [ThisProcess(process, hosts).speaker for process in range(len(hosts))]
+
+
 class HiddenDifference(DivergenceError):
     """All make the same call at the same place; the difference is in a long specification of which
     only a digest was sent. `calls` holds what is known of each side; `late` is this process, if it
