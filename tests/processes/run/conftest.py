@@ -95,10 +95,10 @@ class Launch:
 
     def await_words(self, words: str, times: int) -> None:
         """Read the launcher's stdout until `words` was said so often."""
-        while times:
+        while times > 0:
             line = self.popen.stdout.readline()
             assert line, "the launcher ended before it was ready"
-            times -= words in line
+            times -= line.count(words)  # what is not buffered may share a line
 
     def pids(self, words: str = "") -> list[int]:
         """Return the living processes of this launch whose command line has `words`.
