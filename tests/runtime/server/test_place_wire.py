@@ -387,3 +387,19 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
     second.close()
     told = next(one for one in iter(first.told, None) if one["is"] == "gone")
     assert told["programs"] == programs
+
+
+@pytest.mark.parametrize("how", ["exited", "raised"])
+def test_a_process_that_has_called_exit_is_not_named_to_report(open_place, how):
+    place = open_place(2)
+    first, second = place.job()
+    first.say("failed", b"exited with code 72", how=how)
+    place.until_states("failed", "here")
+    lane = place.lane(second)
+    lane.say("report", sharing=[0, 1], waits=True, ticket=7)
+    if how == "raised":  # the first is asked whether it is there
+        assert first.told()["is"] == "reporter"
+        return
+    answer = lane.receive()
+    assert answer.header["ticket"] == 7
+    assert json.loads(answer.body)["reports"] is True

@@ -407,6 +407,7 @@ class ServedJob:
             for one in self.mail.lives
             if one in sharing
             and gone.get(one) not in ("left", "lost")
+            and meeting.departure(one).how != "exited"  # one that calls sys.exit never asks
             and not self._liveness.is_quiet(one)
         ]
         before = self._reporting.expected
