@@ -25,13 +25,12 @@ from processes.run.launchers import on_host
 from quiet_ports import quiet_row
 from shoal.cli.observer import Observer, ServerAddress
 from shoal.launch.order import NUM_PORTS
-from shoal.runtime.rules.joining import OLD_CLIENT
+from shoal.runtime.rules.joining import OTHER_VERSION, WRONG_TOKEN
 from shoal.runtime.startup import job_token
 from shoal.runtime.startup.job_token import observed_tokens
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.wire.frames import split_address
-from shoal.runtime.wire.proof import WRONG_TOKEN
 from shoal.runtime.wire.sockets import is_loopback
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warden import MARK, marked
@@ -247,7 +246,7 @@ def scene(tmp_path, child_env) -> Iterator[Scene]:
 
 
 KINDS = {"none", "guess", "empty", "another job's", "skipped", "replayed"}
-REFUSALS = (WRONG_TOKEN, OLD_CLIENT, "the token is wrong")
+REFUSALS = (WRONG_TOKEN, OTHER_VERSION, "the token is wrong")
 
 
 @pytest.mark.parametrize("way", ["python", "torchrun", "shoal run"])
@@ -278,7 +277,7 @@ def test_a_stranger_does_not_join(tmp_path, child_env, hosts, way):
             verb, refused = "node", "has another token than"
         answers = scene.attacked(verb, door, records)
         assert {answer.partition(":")[0] for answer in answers} == KINDS
-        assert all(refused in answer or OLD_CLIENT in answer for answer in answers), answers
+        assert all(refused in answer or OTHER_VERSION in answer for answer in answers), answers
         both = [waiting, scene.member(way, 1)]
         scene.await_file("joined0")
         scene.await_file("joined1")

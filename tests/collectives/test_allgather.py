@@ -13,7 +13,7 @@ from shoal.collectives import wire
 from shoal.collectives.allgather import Parts, allgather, column_of
 from shoal.errors import DivergenceError, ShoalError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.comparison import shown_line
 
 LARGE = 3 << 20
 

@@ -15,7 +15,7 @@ from shoal.errors import (
 )
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure
 
 NEVER = 99
 

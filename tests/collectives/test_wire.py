@@ -16,7 +16,7 @@ from collectives.trees import DTYPES, bits_of, leaves, trees, unreduced
 from shoal.collectives import wire
 from shoal.collectives.leaves import ANY, LeafSpec
 from shoal.errors import ShoalError, UsageError, UsageTypeError
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.comparison import shown_line
 
 Pair = collections.namedtuple("Pair", "left right")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 
 import pytest
@@ -17,7 +18,9 @@ from shoal.errors import (
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.conclusion import Facts, Loss, conclude
 from shoal.launch.news import News
+from shoal.runtime.client.outcomes import ThisProcess, speakers
 from shoal.runtime.exit.first_failure import Ending, Gone, Whereabouts, stalled_cause
+from shoal.runtime.failures.exception_text import is_torn
 from shoal.runtime.failures.facts import (
     CallPlace,
     Difference,
@@ -25,15 +28,13 @@ from shoal.runtime.failures.facts import (
     Memory,
     ProcessSet,
     StackFrame,
-    Waiting,
 )
 from shoal.runtime.failures.headline import advice_of
 from shoal.runtime.failures.last_record import LastRecord, cause_of, record_of
 from shoal.runtime.failures.rendering import plain_text
-from shoal.runtime.failures.shortening import capital
-from shoal.runtime.rules.outcomes import ThisProcess, speakers
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import is_torn
+from shoal.runtime.rules.programs import CompiledProgram, Differences, ProgramDifference
+from shoal.runtime.rules.stalls import IN_JAX, IN_PROGRAM, IN_SHOAL, LEFT, Stall, StalledGroup
 from shoal.runtime.system.progress_file import Reached
 
 BARRIER = Point("step", operation="barrier", site="train.py:6 (main)")
@@ -172,12 +173,22 @@ def test_processes_that_did_not_arrive_were_running_if_they_had_to_be_ended():
     assert cause.error.message == "b.bin"
 
 
+def stall(*places):
+    """Return a stall, of one process at each place."""
+    groups = [StalledGroup((process,), *rest) for process, *rest in places]
+    return Stall(is_final=True, idle_s=3.0, groups=tuple(groups), places=len(groups))
+
+
+def as_sent(value):
+    return json.loads(json.dumps(value))
+
+
 @pytest.mark.parametrize(("set_to", "limits"), [("3", ["--stalled-after"]), ("", ["within_s"])])
 @pytest.mark.parametrize("has_left", [False, True])
 def test_the_advice_on_a_stall_names_the_limits_that_apply(monkeypatch, set_to, limits, has_left):
     monkeypatch.setenv("SHOAL_STALLED_AFTER_S", set_to)
-    odd = Waiting(processes=ProcessSet([1]), waits_for="left" if has_left else "")
-    cause, _ = stalled_cause([odd, Waiting(processes=ProcessSet([0]), waits_for="others")], 3.0)
+    odd = LEFT if has_left else IN_PROGRAM
+    cause, _ = stalled_cause(stall((1, odd, "", ""), (0, IN_SHOAL, "", "")))
     (advice,) = advice_of([cause])
     if has_left:
         limits = [*(one for one in limits if set_to), "SHOAL_ABORT_AFTER_S"]
@@ -263,11 +274,8 @@ def test_processes_that_arrived_after_a_difference_are_on_the_sides_that_they_re
 def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     """An exception of its own, or Ctrl-C, may end the job in the moment of that decision."""
     news = News(2)
-    groups = [
-        {"processes": [1], "words": "", "file": "train.py", "line": 3, "source": "queue.get()"},
-        {"processes": [0], "words": "in JAX", "file": "train.py", "line": 9, "source": ""},
-    ]
-    news.receive({"stalled": groups, "idle_s": 3.0})
+    here = (1, IN_PROGRAM, "train.py:3", "queue.get()")
+    news.receive({"stalled": as_sent(stall(here, (0, IN_JAX, "train.py:9", "")))})
     own, stuck = ended(0, ValueError("no data")), ended(1, code=77)
     raised = conclude(Facts([own, learned(1, 0)], news, 2, 0.0))
     assert (raised.code, raised.failure.kind) == (1, "exception")
@@ -282,15 +290,16 @@ def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
 
 
 def test_programs_that_only_some_have_compiled_are_in_reports_that_they_may_explain():
-    news, line = News(2), "process 0 alone has compiled jit(f)"
-    groups = [
-        {"processes": [p], "words": "", "file": "train.py", "line": p, "source": ""} for p in (0, 1)
-    ]
-    news.receive({"stalled": groups, "idle_s": 3.0, "programs": [line]})
-    news.receive({"stalled": groups, "idle_s": 3.0, "programs": ["of the end"]})
+    news = News(2)
+    sent = as_sent(stall(*((p, IN_PROGRAM, f"train.py:{p}", "") for p in (0, 1))))
+    for name in ("f", "of_the_end"):
+        program = CompiledProgram("d", f"jit({name})", "f32[8]", 2, "eval.py:31 (main)")
+        found = Differences((ProgramDifference(program, (0,), (1,), (0, 1), None),))
+        news.receive({"stalled": sent, "programs": as_sent(found)})
     stalled = conclude(Facts([ended(p, code=77) for p in (0, 1)], news, 2, 0.0)).failure
-    assert stalled.programs == (line,)
-    assert plain_text(stalled).splitlines()[1] == f"  {capital(line)}."
+    (line,) = stalled.programs
+    assert line.startswith("process 0 alone has compiled jit(f) for 2 devices")
+    assert "  Process 0 alone has compiled jit(f)" in plain_text(stalled).splitlines()[1]
     raised = conclude(Facts([ended(0, ValueError("no data")), learned(1, 0)], news, 2, 0.0))
     assert raised.failure.programs == ()
 
@@ -311,11 +320,8 @@ def test_the_exception_of_a_thread_stands_with_the_failure_of_its_process():
 
 def test_the_exception_of_a_thread_stands_with_a_stall_of_its_process():
     news = News(2)
-    groups = [
-        {"processes": [odd], "words": "", "file": "train.py", "line": 3 + odd, "source": ""}
-        for odd in (1, 0)
-    ]
-    news.receive({"stalled": groups, "idle_s": 3.0})
+    places = [(odd, IN_PROGRAM, f"train.py:{3 + odd}", "") for odd in (1, 0)]
+    news.receive({"stalled": as_sent(stall(*places))})
     stuck = ended(1, code=77, threads=(thread_record(OSError("no shard 3")),))
     (cause,) = conclude(Facts([ended(0, code=77), stuck], news, 2, 0.0)).failure.causes
     assert (cause.thread, cause.error.message) == ("loader", "no shard 3")

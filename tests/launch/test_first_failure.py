@@ -30,10 +30,10 @@ from shoal.runtime.exit.first_failure import (
     first_failures,
     is_from_outside,
 )
+from shoal.runtime.failures.exception_text import is_torn
 from shoal.runtime.failures.facts import Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord, record_of
 from shoal.runtime.failures.last_record import cause_of as cause_of_error
-from shoal.runtime.system.failure_words import is_torn
 
 
 def first_failure(endings):

@@ -71,6 +71,10 @@ HELD = (
 NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
 HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "plain_forms", "plan")
 
+# What decides answers with values; one folder makes sentences of them.
+WITHOUT_SENTENCES = ("runtime/rules/", "runtime/server/", "runtime/system/", "runtime/wire/")
+SENTENCES = "shoal.runtime.failures"
+
 
 class Import(NamedTuple):
     """One import: the module it names, the line, and whether it runs when the file is imported."""
@@ -174,6 +178,17 @@ def held_down(tree: Tree) -> list[str]:
             elif not _ours(target) and top not in {*sys.stdlib_module_names, "numpy", "ml_dtypes"}:
                 problems.append(f"{path}:{line}: is held to the floor of plan: {target}")
     return problems
+
+
+def without_sentences(tree: Tree) -> list[str]:
+    """Find folders that decide, and import what makes sentences."""
+    return [
+        f"{path}:{line}: {target} makes sentences: answer with values"
+        for path in tree
+        if path.startswith(WITHOUT_SENTENCES)
+        for target, line, _ in imports(path, tree)
+        if f"{target}.".startswith(f"{SENTENCES}.")
+    ]
 
 
 def private_jax(tree: Tree) -> list[str]:

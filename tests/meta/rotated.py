@@ -24,7 +24,7 @@ from meta.wording import FOREIGN, looked_for
 
 SPEAKING = (
     "errors.py", "launch/", "runtime/client/", "runtime/exit/", "runtime/failures/",
-    "runtime/rules/", "runtime/server/", "runtime/system/failure_words.py",
+    "runtime/rules/", "runtime/server/", "runtime/system/foreign_text.py",
 )  # fmt: skip
 _SOURCE = ROOT / "src" / PACKAGE
 _WORD = re.compile(r"%\(?\w+|\{[^}]*\}|[A-Za-z]{2,}")  # not what is filled in

@@ -12,6 +12,7 @@ CHECKS = (
     floors.upward_imports,
     floors.foreign_imports,
     floors.held_down,
+    floors.without_sentences,
     floors.private_jax,
     floors.computed_imports,
     floors.cycles,
@@ -65,6 +66,10 @@ BAD = (
      floors.held_down,
      "checkpoint/format/joined_parts.py:1: is held to the floor of plan: "
      "shoal.checkpoint.disk.storage"),
+    ("a rule makes a sentence",
+     {"runtime/rules/a.py": "def f():\n    from shoal.runtime.failures.b import said"},
+     floors.without_sentences,
+     "runtime/rules/a.py:2: shoal.runtime.failures.b makes sentences: answer with values"),
     ("private jax", {"arrays/a.py": "import jax._src.mesh"},
      floors.private_jax, f"arrays/a.py:1: jax._src.mesh is for {JAX_FILE} alone"),
     ("private jax, from", {"arrays/a.py": "from jax import _src"},

@@ -12,7 +12,7 @@ TESTS = {
     "launch/test_first_failure.py": ("first_failures", "exit_code", "is_from_outside", "cause_of"),
     "launch/test_aftermath.py": ("failure_of", "conclude"),
     "runtime/exit/test_job_report.py": ("failure_known",),
-    "runtime/rules/test_outcomes.py": ("error_of",),
+    "runtime/client/test_outcomes.py": ("error_of",),
 }
 
 

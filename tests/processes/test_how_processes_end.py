@@ -16,7 +16,7 @@ from shoal.errors import PeerFailedError
 from shoal.launch import child
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
-from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.foreign_text import headline_of
 
 PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something is broken
 

@@ -12,9 +12,10 @@ import pytest
 
 from runtime.bare_sockets import no_descriptors
 from shoal.runtime.jax_service.splice import Door, Splices, find
+from shoal.runtime.rules.joining import WRONG_TOKEN
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import pack_frame, split_address
-from shoal.runtime.wire.proof import WRONG_TOKEN, introduce
+from shoal.runtime.wire.proof import introduce
 
 DEADLINE_S = 30.0  # of the test itself
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than all buffers between take

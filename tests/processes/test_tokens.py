@@ -13,7 +13,7 @@ import pytest
 
 from processes.clusters.pages import Started
 from processes.run.launchers import codes, on_host
-from shoal.runtime.rules.joining import REMEDY
+from shoal.runtime.failures.joining_text import REMEDY
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warden import MARK
 from shoal.testing.warding import Warden

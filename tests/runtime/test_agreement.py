@@ -14,10 +14,10 @@ from runtime.coordinator_contract import PATIENCE_S, meet, run_together
 from shoal.errors import DeadlineError, DivergenceError
 from shoal.runtime.agreement import Call, agree, fingerprint_of
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.failures.comparison import compare_lines
-from shoal.runtime.failures.spec_lines import SpecLine, shown_line
+from shoal.runtime.failures.comparison import compare_lines, shown_line
 from shoal.runtime.rules import first_difference
 from shoal.runtime.rules.point import Fingerprint
+from shoal.runtime.rules.spec_lines import SpecLine
 
 LINES = tuple(
     SpecLine(path=f"['layer{i}']['w']", dtype="float32", shape=f"[{i},8]").packed

@@ -37,8 +37,8 @@ from shoal.plan.placement import Rings, hops_of, place
 from shoal.plan.topology import Topology, from_devices, parse
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call, refused_for_all
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.process import coordinator, device_start, has_joined, registered
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.startup.device_start import start_devices
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite

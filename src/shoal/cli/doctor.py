@@ -38,8 +38,8 @@ from shoal.runtime.doctor.findings import (
     unknown_variable,
     unpacked,
 )
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system.child_process import own_environment
-from shoal.runtime.system.failure_words import listed
 
 _HELP = """\
 Find out why a job does not start.

@@ -19,7 +19,9 @@ from shoal import settings
 from shoal.draw.roll import Roll, ServiceRow
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.paths import local_path
+from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.programs import differences_of
 from shoal.runtime.startup.job_token import observed_tokens
 from shoal.runtime.wire.connection import Channel, UnknownNameError, connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
@@ -295,7 +297,7 @@ class Observer:
         try:
             members = tuple(Member(*row) for row in answer["members"])
             services = tuple(ServiceRow(*row) for row in answer.get("services", ()))
-            programs = tuple(map(str, answer.get("programs", ())))
+            programs = tuple(program_lines(differences_of(answer.get("programs", [[], 0]))))
         except (KeyError, TypeError) as error:
             raise self._strange(error) from None
         return Roll(self.place.address, members, services, programs)

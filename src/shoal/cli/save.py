@@ -13,7 +13,7 @@ import typer
 from shoal.cli.observer import Observer, ServerAddress, find
 from shoal.cli.watch import Token, Where
 from shoal.errors import CheckpointError, DeadlineError, ProcessLostError, UsageError
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.failures.process_text import listed
 
 _HELP = """\
 Have a running job save its state now, and continue.

@@ -15,9 +15,9 @@ from shoal.cli.watch import Token, Where, utc_text
 from shoal.draw.amounts import in_seconds
 from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
+from shoal.runtime.failures.process_text import listed, numbers_of
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import listed, numbers_of
 
 _HELP = """\
 Show the Python stacks of a running job's processes.

@@ -20,10 +20,10 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.comparison import Said, compared
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.verb import verb
 
 _INLINE, _LARGE = b"i", b"l"

@@ -28,9 +28,10 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.failures.spec_lines import shown_line, with_layouts
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.comparison import shown_line
 from shoal.runtime.jax_service.own_programs import own_programs
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.local_devices import num_cores
 from shoal.runtime.system.threads import in_threads

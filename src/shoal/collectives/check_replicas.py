@@ -44,13 +44,13 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
-from shoal.runtime.failures.spec_lines import shown_line, with_layouts
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs, shown_line
+from shoal.runtime.failures.process_text import range_text, ranges_of
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, Meet, find_first, highest
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import range_text, ranges_of
 from shoal.runtime.verb import verb
 
 _PRIME = (1 << 127) - 1

@@ -21,7 +21,7 @@ from shoal.arrays.host.host_values import is_key, native, without_values
 from shoal.errors import UsageError, WrongType, raise_all, with_article
 from shoal.plain_forms import advice
 from shoal.plan.shards import Box
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ANY = -1  # a size that may differ between processes

@@ -19,10 +19,11 @@ from shoal.errors import (
 )
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.rules.outcomes import ThisProcess, gone_error
+from shoal.runtime.client.outcomes import ThisProcess, gone_error
+from shoal.runtime.failures.exception_text import departures_of, failure_of
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import departures_of, failure_of, listed
 from shoal.runtime.verb import verb
 from shoal.tracebacks import at_caller
 

@@ -15,10 +15,10 @@ from shoal.hashing import content_digest
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.client.programs import without_addresses
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
 from shoal.runtime.rules.first_difference import find_line
-from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.programs import without_addresses
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
 

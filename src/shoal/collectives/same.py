@@ -29,10 +29,10 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
-from shoal.runtime.failures.spec_lines import shown_line, with_layouts
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs, shown_line
 from shoal.runtime.rules.first_difference import ItemsInOrder, Meet, find_first
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb

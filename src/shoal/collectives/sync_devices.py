@@ -22,7 +22,7 @@ from shoal.plan.mesh import Mesh, mesh_of
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb

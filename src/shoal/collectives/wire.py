@@ -31,7 +31,7 @@ from shoal.collectives.leaves import (
 )
 from shoal.errors import ShoalError, UsageError, raise_all, with_article
 from shoal.hashing import call_digest
-from shoal.runtime.failures.spec_lines import END, SpecLine
+from shoal.runtime.rules.spec_lines import END, SpecLine
 
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process

@@ -19,9 +19,10 @@ from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import counted
+from shoal.runtime.failures.process_text import numbers_of
 from shoal.runtime.job_status import SLOW
 from shoal.runtime.rules.point import Member, without_age
-from shoal.runtime.system.failure_words import headline_of, numbers_of
+from shoal.runtime.system.foreign_text import headline_of
 
 GONE = ("left", "failed", "lost")  # final states
 _URGENCY = {"failed": 0, "lost": 0, "stopped": 1, "silent": 1, "absent": 2, "here": 3, "left": 4}

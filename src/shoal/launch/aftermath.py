@@ -45,10 +45,11 @@ from shoal.runtime.failures.headline import (
     raised_words,
 )
 from shoal.runtime.failures.last_record import LastRecord
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.point import STEP
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import headline_of, listed, one_line
+from shoal.runtime.system.foreign_text import headline_of, one_line
 
 # Of the interpreter; of C++, as printed by absl and the standard library.
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")

@@ -22,9 +22,10 @@ from shoal.runtime.exit.first_failure import (
     stalled_cause,
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, with_programs
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.failures.shortening import capital, sentence
+from shoal.runtime.rules.stalls import Stall
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
 
 # What native code does that is not for this processor, or is damaged.
@@ -113,8 +114,8 @@ def _conclude(facts: Facts) -> Conclusion:
     root = roots[0] if roots else None
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(job, facts.losses, news)
-    if news.stalled and any(map(_has_stalled, endings)):
-        return _stalled(job, news)
+    if news.stalled is not None and any(map(_has_stalled, endings)):
+        return _stalled(job, news.stalled)
     if facts.trouble:
         return _troubled(job, facts)
     if roots:
@@ -189,9 +190,9 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
     return Conclusion(code, failure=failure, has_failed=True, is_from_outside=killed)
 
 
-def _stalled(job: EndedJob, news: News) -> Conclusion:
+def _stalled(job: EndedJob, stall: Stall) -> Conclusion:
     code = StalledError.exit_code
-    cause, headline = stalled_cause(news.stalled, news.stalled_s)
+    cause, headline = stalled_cause(stall)
     failure = job.failure("stalled", code, [job.with_thread(cause)], headline)
     if any(ending.code == code for ending in job.endings):  # not of processes without hooks
         advice = (*failure.advice, "Stacks, one for each place, are in the logs.")

@@ -11,11 +11,12 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.exit.first_failure import Gone, stands_of, whereabouts_of
-from shoal.runtime.failures.facts import Waiting
+from shoal.runtime.exit.first_failure import Gone, whereabouts_of
 from shoal.runtime.failures.last_record import record_in
+from shoal.runtime.failures.process_text import listed
+from shoal.runtime.rules.programs import Differences, differences_of
+from shoal.runtime.rules.stalls import Stall, stall_of
 from shoal.runtime.rules.stopping import SAVED
-from shoal.runtime.system.failure_words import listed
 
 _BY = "shoal.initialize() or jax.distributed.initialize()"
 
@@ -38,9 +39,8 @@ class News:
         self.joined_by_jax: set[int] = set()  # of these, to JAX's alone
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
-        self.stalled: tuple[Waiting, ...] = ()  # where all stood when the job was ended for that
-        self.stalled_s = 0.0
-        self.programs: tuple[str, ...] = ()  # that only some had compiled, at the first failure
+        self.stalled: Stall | None = None  # for which the job was ended
+        self.programs = Differences()  # that only some had compiled, at the first failure
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
         self.notice_s: float | None = None  # when the first one came, on the monotonic clock
@@ -57,8 +57,8 @@ class News:
         Raises:
           ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
-        if not self.programs:
-            self.programs = tuple(map(str, message.get("programs", ())))
+        if not self.programs and "programs" in message:
+            self.programs = differences_of(message["programs"])
         if "notice" in message:
             self.has_notice = bool(message["notice"])
             if self.has_notice and self.notice_s is None:
@@ -72,8 +72,7 @@ class News:
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
         elif "stalled" in message:
-            self.stalled_s = float(message["idle_s"])
-            self.stalled = tuple(map(stands_of, message["stalled"]))
+            self.stalled = stall_of(message["stalled"])
         elif "gone" in message:
             self._on_gone(int(message["gone"]), message)
         elif "keeper" in message:

@@ -17,8 +17,8 @@ from shoal.launch.output import Display, LineStream, Log
 from shoal.runtime.exit.first_failure import Ending
 from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.process_status import is_stopped, shows_own_pids
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from shoal.errors import DivergenceError
 from shoal.hashing import call_digest
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import HiddenDifference
 from shoal.runtime.client.trail_search import find_together, key_of
 from shoal.runtime.rules.first_difference import Meet, find_line
-from shoal.runtime.rules.outcomes import HiddenDifference
 from shoal.runtime.rules.point import Fingerprint, Point
 
 _SHORT_LINES = 50

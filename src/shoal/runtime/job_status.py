@@ -9,6 +9,7 @@ from shoal import settings
 from shoal.colour import local
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.failures.comparison import process_label
+from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.rules.point import Member, without_age
 from shoal.runtime.verb import verb
 
@@ -120,4 +121,4 @@ def job_status(coordinator: Coordinator, *, timeout_s: float | None = None) -> J
     """
     timeout_s = settings.timeout("job_status", timeout_s, "SHOAL_TIMEOUT_S")
     known = coordinator.job_state(timeout_s=timeout_s)
-    return JobStatus(tuple(known.members), tuple(known.programs))
+    return JobStatus(tuple(known.members), tuple(program_lines(known.programs)))

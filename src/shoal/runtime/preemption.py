@@ -16,9 +16,10 @@ from shoal.errors import DeadlineError, StepAlreadyCommittedError, UsageError, U
 from shoal.runtime import process
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.deadline import ends_at
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.rules.requested_saves import FAILED
 from shoal.runtime.rules.stopping import (
@@ -31,7 +32,6 @@ from shoal.runtime.rules.stopping import (
 )
 from shoal.runtime.startup.membership import wait_for_saves
 from shoal.runtime.system.callsite import callsite, line_of
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import note_saved, note_turn
 from shoal.runtime.verb import verb
 

@@ -24,6 +24,7 @@ from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.exit.idle import StallWatch, watch_alone
+from shoal.runtime.failures.exception_text import peers_named
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
@@ -49,7 +50,6 @@ from shoal.runtime.startup.options import (
 )
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite, line_of
-from shoal.runtime.system.failure_words import peers_named
 from shoal.runtime.system.stacks import register_dump
 
 if TYPE_CHECKING:

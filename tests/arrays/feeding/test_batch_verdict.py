@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.arrays.feeding.batch_verdict import LAST, BatchId, Status, judge
 from shoal.errors import DivergenceError, PeerFailedError, ShoalError, UsageError
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
 
 FAILED = "ValueError: no\nTraceback (most recent call last):\nValueError: no"
 LEAF = "['x']: float32[rows] as (data)"

@@ -17,7 +17,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.comparison import shown_line
 from shoal.runtime.rules.point import Point
 
 # As two of three processes would see it.

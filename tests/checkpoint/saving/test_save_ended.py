@@ -32,7 +32,7 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.fault_points import InjectedError

@@ -23,7 +23,7 @@ from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.comparison import shown_line
 
 
 def spread(values, *spec, shape=(2, 4)):

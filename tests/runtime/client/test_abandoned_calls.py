@@ -4,8 +4,7 @@ import pytest
 
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 
 
 class Table:

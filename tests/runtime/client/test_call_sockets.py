@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import ProcessLostError
 from shoal.runtime.client.call_sockets import Calls, Closed
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
 
 TOKEN = "0" * 32
 

@@ -8,7 +8,7 @@ import pytest
 from checkpoint.interrupts import Interrupt
 from shoal.runtime.client import lanes
 from shoal.runtime.client.lanes import Lanes
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 
 POINT = Point("x", site="train.py:1 (main)")

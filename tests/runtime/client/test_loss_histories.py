@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 
 PROCESSES = range(3)
 POINTS = [

@@ -14,8 +14,7 @@ from shoal.runtime.client.hello import host_id
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.joining import PROTOCOL
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 from shoal.runtime.wire.frames import address_text, pack_frame, split_address
 
 

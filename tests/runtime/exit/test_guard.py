@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.exit.causes import explain, report_cut
-from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Member
 
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
 

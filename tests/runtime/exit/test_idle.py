@@ -17,8 +17,10 @@ import shoal
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.exit import idle
 from shoal.runtime.exit.idle import StallWatch, _frames, innermost_frame
+from shoal.runtime.failures.stall_text import stall_headline
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.stalls import IN_SHOAL, Stall, StalledGroup
 from shoal.runtime.rules.stopping import ReceivedNotice
 
 
@@ -209,11 +211,12 @@ def test_a_wait_that_cannot_be_woken_is_ended(monkeypatch):
     for is_woken in (True, False):
         progress.begin_wait(Point("'it'"), looks.now)
         assert looks.last(7).is_waiting
-        looks.watch.on_stalled("stalled", [0], is_final=True, is_shower=True)
+        stall = Stall(True, 7.0, (StalledGroup((0,), IN_SHOAL, "", ""),), places=1)
+        looks.watch.on_stalled(stall, [0], is_shower=True)
         if is_woken:
             progress.end_wait(Point("'it'"))
         looks.last(5)
-        assert ended == ([] if is_woken else ["stalled"])
+        assert ended == ([] if is_woken else [stall_headline(stall)])
 
 
 def test_a_package_of_notebooks_that_is_only_imported_holds_nothing(monkeypatch):

@@ -15,10 +15,10 @@ from shoal.runtime.exit.job_report import (
     report_job,
     stopped_line,
 )
+from shoal.runtime.failures.exception_text import failure_of
 from shoal.runtime.failures.facts import to_json
 from shoal.runtime.failures.last_record import how_of, record_of, record_of_exit
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure, failure_of
+from shoal.runtime.rules.point import Departure, Point
 
 STEP = Point("step", operation="barrier", site="train.py:6 (main)")
 AT = {"call": "barrier", "name": "step", "site": "train.py:6 (main)"}

@@ -14,8 +14,7 @@ from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime.exit import torch_agent
 from shoal.runtime.exit.causes import UNHEARD, peers_behind
 from shoal.runtime.exit.torch_agent import TorchAgent
-from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Member
 
 # Of the second node of two, with four processes each.
 NODE = {"TORCHELASTIC_RUN_ID": "none", "RANK": "6", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}

@@ -17,9 +17,10 @@ from shoal.runtime.failures.comparison import (
     compared,
     headline,
     needs,
+    shown_line,
 )
 from shoal.runtime.failures.facts import CallPlace, Difference, of_json, to_json
-from shoal.runtime.failures.spec_lines import END, SpecLine, shown_line
+from shoal.runtime.rules.spec_lines import END, SpecLine
 from shoal.runtime.system.callsite import callsite, source_at
 
 ENDED = "(nothing: it ends before)"

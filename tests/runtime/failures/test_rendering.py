@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.failures.example_failures import at, example_failures, failed, raised, these, waiting
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -40,7 +41,6 @@ from shoal.runtime.failures.rendering import (
     without_secrets,
 )
 from shoal.runtime.failures.shortening import columns, printable
-from shoal.runtime.rules.outcomes import ThisProcess
 
 EXAMPLES = example_failures()
 REPORTS = dict(re.findall(

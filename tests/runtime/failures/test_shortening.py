@@ -20,7 +20,7 @@ from shoal.runtime.failures.shortening import (
     values_from_difference,
     without_secrets,
 )
-from shoal.runtime.system.failure_words import one_line
+from shoal.runtime.system.foreign_text import one_line
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-it-works" / "meeting.md"
 ROW = re.compile(r"\| (?P<what>[^|]*) \| `(?P<trace>[^`]*)` \| `(?P<answers>[^`]*)` "

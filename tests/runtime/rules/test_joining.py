@@ -1,18 +1,22 @@
 """The rules of joining under a clock that the test turns."""
 
+import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.runtime.failures.joining_text import refusal_text
 from shoal.runtime.rules.joining import (
     PROTOCOL,
     Hello,
     Joining,
+    Refusal,
     host_runs,
     hosts_of,
     parse_hello,
+    refusal_of_row,
 )
 from shoal.runtime.wire.frames import FrameError
 
@@ -33,7 +37,14 @@ def hello(process, **more):
 
 
 def told(replies):
-    return {reply.to: reply.refusal for reply in replies}
+    """Return what each one reads, once its refusal has been sent."""
+    return {reply.to: None if reply.refusal is None else text_of(reply) for reply in replies}
+
+
+def text_of(reply):
+    found = refusal_of_row(json.loads(json.dumps(reply.refusal)))
+    assert found == reply.refusal
+    return refusal_text(found)
 
 
 def test_nobody_is_welcome_before_all_are_here():
@@ -87,10 +98,12 @@ def test_the_earliest_deadline_ends_it_and_names_all_who_are_missing():
     assert joining.tick(6.9) == []
     replies = joining.tick(7.0)
     assert {reply.to for reply in replies} == {"a", "c"}
-    assert {reply.missing for reply in replies} == {(1,)}
-    assert "process 1 of 3 did not join within 5 s (the deadline of process 2)" in replies[0][1]
+    assert {reply.refusal.missing for reply in replies} == {(1,)}
+    assert "process 1 of 3 did not join within 5 s (the deadline of process 2)" in text_of(
+        replies[0]
+    )
     late = joining.hello(8.0, hello(1), "b")
-    assert (late[0].refusal, late[0].missing) == (replies[0].refusal, (1,))
+    assert late[0].refusal == replies[0].refusal
 
 
 def test_a_process_that_dies_while_others_wait_ends_it():
@@ -98,16 +111,16 @@ def test_a_process_that_dies_while_others_wait_ends_it():
     joining.hello(0.0, hello(0), "a")
     joining.hello(0.0, hello(1), "b")
     [reply] = joining.depart(0.0, 1)
-    assert (reply.to, reply.missing) == ("a", (1,))
-    assert "process 1 (host1, pid 101) died" in reply.refusal
+    assert (reply.to, reply.refusal.missing) == ("a", (1,))
+    assert "process 1 (host1, pid 101) died" in text_of(reply)
 
 
 def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
     joining = Joining(3)
     joining.hello(0.0, hello(1), "b")
     [reply] = joining.abandon(1.0)
-    assert (reply.to, reply.missing) == ("b", (0, 2))
-    assert "processes 0, 2 never joined" in reply.refusal
+    assert (reply.to, reply.refusal.missing) == ("b", (0, 2))
+    assert "processes 0, 2 never joined" in text_of(reply)
     assert joining.abandon(2.0) == []
 
 
@@ -115,12 +128,12 @@ def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
     joining = Joining(2)
     header = {"process": 1, "nonce": "x"}
     wrong = joining.refuse_stranger(header, "1.2.3.4", "a")
-    assert ("token is wrong" in wrong.refusal, wrong.why.reason) == (True, "token")
+    assert ("token is wrong" in text_of(wrong), wrong.refusal.reason) == (True, "token")
     old = joining.refuse_stranger({"token": "x"}, "5.6.7.8", "a")
-    assert "another version of shoal" in old.refusal
+    assert "another version of shoal" in text_of(old)
     joining.hello(0.0, hello(0, num_processes=2), "a")
     [reply] = joining.tick(10.0)
-    assert "refused because its token is wrong: process 1 from 1.2.3.4" in reply.refusal
+    assert "refused because its token is wrong: process 1 from 1.2.3.4" in text_of(reply)
 
 
 def test_when_all_are_here_another_one_is_refused_alone():
@@ -145,6 +158,27 @@ def test_a_refusal_is_spent_when_all_have_heard_it_or_after_a_while(timeout_s, s
     joining.hello(1.0, hello(2), "c")
     assert joining.is_finished(1.0)
     assert not Joining(1).is_finished(1e9)
+
+
+WRONG_REFUSALS = {
+    "no list": {"reason": "late"},
+    "too short": ["late", ""],
+    "a number for a text": Refusal("late")._replace(words=7),
+    "a text for a process": Refusal("late")._replace(missing=["1"]),
+    "a boolean for a process": Refusal("late")._replace(here=[True]),
+    "a stranger without an origin": Refusal("late")._replace(strangers=[[1]]),
+    "a problem of numbers": Refusal("wrong")._replace(problems=[[1, 2, 3, 4, 5]]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_REFUSALS)
+def test_a_refusal_that_is_none_is_an_error_of_the_frame(name):
+    with pytest.raises(FrameError):
+        refusal_of_row(json.loads(json.dumps(WRONG_REFUSALS[name])))
+
+
+def test_a_reason_of_a_later_version_is_another_version():
+    assert "another version of shoal" in refusal_text(Refusal("of tomorrow"))
 
 
 def test_a_hello_needs_all_its_fields():

@@ -10,8 +10,7 @@ from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.gathering import Gathering, Line, WaitingProcess, find_cycle
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import WaitCycle
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 
 
 class Table:

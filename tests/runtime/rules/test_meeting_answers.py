@@ -21,9 +21,8 @@ from shoal.runtime.rules.meeting_answers import (
     WaitCycle,
     outcome_of,
 )
-from shoal.runtime.rules.point import Fingerprint
+from shoal.runtime.rules.point import Departure, Fingerprint
 from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 VERSIONS = [TrailVersion("3:ab", "w", "t.py:1", [0]), TrailVersion("", "", "", [1, 2])]

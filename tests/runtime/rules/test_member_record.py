@@ -3,9 +3,8 @@
 import pytest
 
 from shoal.runtime.rules.messages import Beat
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Departure, Point
 from shoal.runtime.rules.roster import Record
-from shoal.runtime.system.failure_words import Departure
 
 EPOCH = Point("epoch", site="t.py:9 (f)")
 STEP = "'step' (t.py:8)"

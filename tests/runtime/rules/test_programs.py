@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.client.programs import ProgramNotes
+from shoal.runtime.client.programs import ProgramNotes, program_of
+from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.job_status import JobStatus
 from shoal.runtime.rules.messages import programs_of
 from shoal.runtime.rules.programs import (
@@ -18,10 +19,12 @@ from shoal.runtime.rules.programs import (
     MOST_PROGRAMS,
     MOST_SENT,
     CompiledProgram,
+    Differences,
     Noted,
+    ProgramDifference,
     ProgramSets,
+    differences_of,
     noted_rows,
-    program_of,
 )
 from shoal.runtime.wire.frames import FrameError
 
@@ -57,12 +60,22 @@ class Job:
         return counts
 
 
+ALONE_ROW = [["d", "jit(f)", "f32[8]", 2, "a.py:1"], [0], [1], [0, 1], None]
+
+
+def lines(job, **more):
+    """Return the differences in words, once they have been sent."""
+    found = job.sets.differences(**more)
+    assert differences_of(json.loads(json.dumps(found))) == found
+    return program_lines(found)
+
+
 def test_a_difference_counts_once_two_meetings_have_passed():
     job = Job(2)
     job.compile(0, 1)
     found = []
     for _ in range(4):
-        found.append((job.beat(), len(job.sets.lines())))
+        found.append((job.beat(), len(lines(job))))
         job.meet()
     assert found == [(False, 0), (False, 0), (True, 1), (False, 1)]
 
@@ -77,9 +90,9 @@ def test_a_process_that_is_only_behind_lacks_nothing(slow):
         job.meet()
         job.meet()
         job.beat(1 - slow)  # the other's heartbeat, with the program and two meetings, comes later
-        assert job.sets.lines() == []
+        assert lines(job) == []
         job.beat()
-    assert job.sets.lines() == []
+    assert lines(job) == []
 
 
 def test_a_process_whose_heartbeat_is_late_is_on_neither_side_yet():
@@ -90,9 +103,9 @@ def test_a_process_whose_heartbeat_is_late_is_on_neither_side_yet():
     job.meet()
     job.meet()
     assert not job.beat(1, 0)
-    assert job.sets.lines() == []
+    assert lines(job) == []
     assert job.beat(2)
-    (one,) = job.sets.differences()
+    (one,) = job.sets.differences().shown
     assert (one.have, one.lack) == ((1, 2), (0,))
 
 
@@ -101,9 +114,9 @@ def test_where_nothing_moves_every_difference_is_shown():
     job.meet()
     job.compile(0, 1)
     job.beat()
-    assert job.sets.lines() == []
-    assert [one[: len(ALONE)] for one in job.sets.lines(still=[1])] == [ALONE]
-    assert job.sets.lines(still=[0]) == []  # the two others may be about to compile it
+    assert lines(job) == []
+    assert [one[: len(ALONE)] for one in lines(job, still=[1])] == [ALONE]
+    assert lines(job, still=[0]) == []  # the two others may be about to compile it
 
 
 def test_a_difference_ends_when_all_have_compiled_it():
@@ -114,7 +127,7 @@ def test_a_difference_ends_when_all_have_compiled_it():
     assert job.beat()
     job.compile(1, 1)
     job.beat()
-    assert job.sets.lines() == []
+    assert lines(job) == []
 
 
 WORDS = {
@@ -146,7 +159,7 @@ def test_the_words(name):
     job.meet()
     job.meet()
     job.beat()
-    assert job.sets.lines() == [words]
+    assert lines(job) == [words]
 
 
 def test_sets_of_owners_are_apart():
@@ -157,7 +170,7 @@ def test_sets_of_owners_are_apart():
     for _ in range(2):
         job.meet((0, 1))
     job.beat()
-    (line,) = job.sets.lines()
+    (line,) = lines(job)
     assert line.startswith(f"{ALONE} jit(f1) for 4 devices of processes 0-1 ")
 
 
@@ -168,7 +181,7 @@ def test_a_process_that_notes_nothing_lacks_nothing():
     for _ in range(3):
         job.meet()
         job.beat()
-    assert job.sets.lines(still=[0, 1]) == []
+    assert lines(job, still=[0, 1]) == []
 
 
 def test_a_heartbeat_is_bounded_and_none_lacks_what_is_not_sent_yet():
@@ -183,7 +196,7 @@ def test_a_heartbeat_is_bounded_and_none_lacks_what_is_not_sent_yet():
     assert sizes == [MOST_SENT] * 3 + [0]
     for _ in range(3):
         job.beat(0)
-    assert job.sets.lines() == []  # what the other's lost heartbeats had is unknown
+    assert lines(job) == []  # what the other's lost heartbeats had is unknown
 
 
 def test_what_exceeds_the_bounds_is_no_difference():
@@ -195,7 +208,7 @@ def test_what_exceeds_the_bounds_is_no_difference():
     job.meet()
     for _ in range(2 * MOST_PROGRAMS // MOST_SENT):
         job.beat()
-    assert job.sets.lines() == []
+    assert lines(job) == []
     many = Job(2 * MOST_GROUPS)
     for other in range(1, 2 * MOST_GROUPS):
         many.compile(0, 1, (0, other))
@@ -211,7 +224,7 @@ def test_a_job_of_threads_has_them_in_its_status():
         for coordinator in job.coordinators:
             coordinator.programs.meet(None)
     known = job.coordinators[0].job_state(timeout_s=1.0)
-    status = JobStatus(tuple(known.members), tuple(known.programs))
+    status = JobStatus(tuple(known.members), tuple(program_lines(known.programs)))
     (line,) = status.programs
     assert line.startswith("process 1 alone has compiled jit(f1) ")
     assert str(status).splitlines()[-1] == f"  {line}"
@@ -240,12 +253,37 @@ def test_equal_programs_are_never_a_difference_and_one_that_is_missing_always_is
             late += 1
         elif number == skips:
             late = 0
-        found = job.sets.differences()
+        found = job.sets.differences().shown
         assert [one.program.name for one in found] in ([], [f"jit(f{skips})"])
         assert [one.lack for one in found] == [(odd,)] * len(found)
     job.beat()
-    names = [one.program.name for one in job.sets.differences()]
+    names = [one.program.name for one in job.sets.differences().shown]
     assert names == ([f"jit(f{skips})"] if late is not None and late >= 2 else [])
+
+
+WRONG_DIFFERENCES = {
+    "no list": {},
+    "no count": [[]],
+    "no rows": [7, 0],
+    "a row that is too short": [[[ALONE_ROW[0], [0]]], 0],
+    "no process": [[[ALONE_ROW[0], [], [1], [0, 1], None]], 0],
+    "a process that is no number": [[[ALONE_ROW[0], [True], [1], [0, 1], None]], 0],
+    "a program of numbers": [[[[1, 2, 3, 4, 5], [0], [1], [0, 1], None]], 0],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DIFFERENCES)
+def test_differences_that_are_none_are_an_error_of_the_frame(name):
+    with pytest.raises(FrameError):
+        differences_of(WRONG_DIFFERENCES[name])
+
+
+def test_differences_are_joined_and_counted():
+    ones = [ProgramDifference(program(n), (0,), (1,), (0, 1), None) for n in range(5)]
+    found = Differences(tuple(ones[:3])).joined(Differences(tuple(ones[2:]), left_out=2))
+    assert found == Differences(tuple(ones), left_out=2)
+    assert found.most(2) == Differences(tuple(ones[:2]), left_out=5)
+    assert program_lines(found.most(1))[1:] == ["and 6 more"]
 
 
 ROWS = {

@@ -8,7 +8,16 @@ import math
 
 import pytest
 
-from shoal.runtime.rules.stalls import Idle, Stalls, idle_header, idle_of, seen_header, seen_of
+from shoal.runtime.failures.stall_text import stall_headline, stall_lines
+from shoal.runtime.rules.stalls import (
+    Idle,
+    Stalls,
+    idle_header,
+    idle_of,
+    seen_header,
+    seen_of,
+    stall_of,
+)
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError
 
@@ -93,6 +102,22 @@ def test_a_stall_is_reported_at_growing_intervals_and_anew_after_progress():
     assert stalls.judge(60.0, [0], {}, {}).idle_s == 300
 
 
+def headline(stall):
+    """Return the headline of a stall, once it has been sent."""
+    sent = stall_of(json.loads(json.dumps(stall)))
+    assert sent == stall
+    return stall_headline(sent)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_stall_that_is_none_is_an_error_of_the_frame(at):
+    row = json.loads(json.dumps(judged({0: STUCK})))
+    assert stall_of(row).groups[0].processes == (0,)
+    row[at] = [None]
+    with pytest.raises(FrameError):
+        stall_of(row)
+
+
 @pytest.mark.parametrize(
     ("odd", "others"),
     [
@@ -107,14 +132,14 @@ def test_the_odd_one_is_named_first(odd, others):
     odd, others = odd._replace(is_due=True), others._replace(is_due=True)
     stall = judged({0: others, 1: odd, 2: others})
     assert [group.processes for group in stall.groups] == [(1,), (0, 2)]
-    assert stall.headline.startswith("no process has moved for 9 s: process 1 ")
-    assert "a.py:1; processes 0, 2 " in stall.headline
+    assert headline(stall).startswith("no process has moved for 9 s: process 1 ")
+    assert "a.py:1; processes 0, 2 " in headline(stall)
 
 
 def test_who_left_is_odd_if_the_others_may_wait_for_it():
     left = {1: "sys.exit() at train.py:40 (main)"}
     stall = judged({0: STUCK, 2: STUCK._replace(below="jax")}, left)
-    assert "process 1 left the job, last at sys.exit() at train.py:40;" in stall.headline
+    assert "process 1 left the job, last at sys.exit() at train.py:40;" in headline(stall)
     stall = judged({0: STUCK, 2: STUCK._replace(below="library", site="a.py:1 (f)")}, left)
     assert [group.processes for group in stall.groups] == [(2,), (1,), (0,)]
 
@@ -136,7 +161,7 @@ def test_who_left_is_odd_if_the_others_may_wait_for_it():
 def test_who_is_silent_is_stuck_only_if_it_is_seen_to_do_nothing(seen, is_final, words):
     stall = judged({0: STUCK._replace(is_due=True)}, (), {1: 6.0}, seen)
     assert stall.is_final is is_final
-    assert stall.headline.startswith(f"no process has moved for 6 s: process 1 {words}")
+    assert headline(stall).startswith(f"no process has moved for 6 s: process 1 {words}")
 
 
 def test_another_process_is_asked_about_a_silent_one_as_often_as_needed():
@@ -167,9 +192,9 @@ def test_a_report_that_is_old_says_nothing():
 
 def test_many_places_are_cut():
     stall = judged({process: STUCK._replace(site=f"a.py:{process} (f)") for process in range(100)})
-    assert stall.lines[-1] == "… and 92 more places"
-    assert len(stall.lines) == 9
-    assert len(stall.headline) < 200
+    assert stall_lines(stall)[-1] == "… and 92 more places"
+    assert len(stall_lines(stall)) == 9
+    assert len(headline(stall)) < 200
 
 
 def test_reports_survive_the_wire_and_others_are_refused():

@@ -6,8 +6,7 @@ import pytest
 
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Beat
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 from shoal.runtime.wire.frames import FrameError
 
 

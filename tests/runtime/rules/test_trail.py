@@ -13,9 +13,10 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client import trail_search
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.failures.comparison import shown_line
 from shoal.runtime.failures.facts import CallPlace
-from shoal.runtime.failures.spec_lines import SpecLine, shown_line
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.spec_lines import SpecLine
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
 from shoal.runtime.step import step
 

@@ -12,12 +12,11 @@ from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime.client import heartbeat
 from shoal.runtime.client.heartbeat import SilenceDetector
 from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
 from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
-from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Point
 from shoal.runtime.system.stacks import stacks
 from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.bare_sockets import BEAT, TOKEN, Place
-from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.joining import PROTOCOL, refusal_of_row
 from shoal.runtime.rules.point import Fingerprint, Point
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader, pack_frame
 from shoal.runtime.wire.proof import Introduction
@@ -176,7 +176,7 @@ def test_a_beat_before_all_have_come_breaks_the_joining(place):
     early.say("beat", **BEAT)
     assert early.told() is None
     late = place.process(1)
-    assert late.told()["body"].startswith("process 0 (host0, pid 100) died or gave up")
+    assert refusal_of_row(late.told()["refusal"])[:3] == ("died", "", "process 0 (host0, pid 100)")
 
 
 def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
@@ -274,7 +274,9 @@ def test_a_proof_cannot_be_sent_back(place):
 def test_a_hello_of_another_protocol_is_refused_for_that(place):
     told = place.process(0, protocol=99).told()
     assert told["is"] == "refused"
-    assert f"speaks protocol 99, the coordinator {PROTOCOL}" in told["body"]
+    (problem,) = refusal_of_row(told["refusal"]).problems
+    assert (problem.what, problem.given, problem.wanted) == ("protocol", "99", str(PROTOCOL))
+    assert "another version of shoal; install the same one everywhere" in told["body"]
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_s": 10**400}, {"host": "\ud800"}])
@@ -288,7 +290,7 @@ def test_a_service_without_a_name_in_letters_can_be_lost_while_a_job_is_joining(
     waiting = place.process(0)
     place.service("\ud800").close()
     told = waiting.told()
-    assert (told["is"], told["body"].partition(" is lost")[0]) == ("refused", "?")
+    assert (told["is"], told["refusal"][2].partition(" is lost")[0]) == ("refused", "\ud800")
 
 
 def test_a_trail_of_lanes_that_are_nested_too_deep_hurts_nobody(place):

@@ -17,9 +17,9 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.rules.point import Departure
 from shoal.runtime.startup import device_start
 from shoal.runtime.system import local_devices
-from shoal.runtime.system.failure_words import Departure
 
 BROKEN = "INTERNAL: TPU initialization failed: Failed to reset device 2"
 NO_PLUGIN = "Unknown backend: 'tpu' requested, but no platforms that are instances of tpu"

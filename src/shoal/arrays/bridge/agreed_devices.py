@@ -22,9 +22,9 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess, disagreement
 from shoal.runtime.jax_service.jax_runtime import NothingPublishedError
 from shoal.runtime.jax_service.process_numbers import processes_of
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import line_of
 

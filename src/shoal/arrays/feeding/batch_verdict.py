@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, UsageError, counted
-from shoal.runtime.failures.spec_lines import SpecLine, shown_line, with_value
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error
-from shoal.runtime.system.failure_words import departures_of, listed
+from shoal.runtime.client.outcomes import ThisProcess, disagreement, gone_error
+from shoal.runtime.failures.comparison import shown_line
+from shoal.runtime.failures.exception_text import departures_of
+from shoal.runtime.failures.process_text import listed
+from shoal.runtime.rules.spec_lines import SpecLine, with_value
 
 LAST = ("drop", "pad", "error")
 _LOG = logging.getLogger("shoal")

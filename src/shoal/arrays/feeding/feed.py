@@ -65,10 +65,10 @@ from shoal.errors import (
 from shoal.plan.layout import Layout
 from shoal.plan.rows import check_even_split
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.failures.exception_text import failure_of
 from shoal.runtime.process import coordinator
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import Caller, callsite, line_of
-from shoal.runtime.system.failure_words import failure_of
 from shoal.tracebacks import at_caller
 
 _LOG = logging.getLogger("shoal")

@@ -19,10 +19,10 @@ from shoal.arrays.feeding.prefetch import MEETING, PLACING, READING, Prefetch
 from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.exception_text import failure_of
 from shoal.runtime.failures.last_record import record
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import Caller, line_of
-from shoal.runtime.system.failure_words import failure_of
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from shoal.arrays.host.upload import upload_shards
 from shoal.errors import UsageError, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 from shoal.runtime.system.callsite import Caller
 
 HostArray = np.ndarray[Any, Any]

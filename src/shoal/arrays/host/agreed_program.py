@@ -24,15 +24,15 @@ from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.comparison import AMONG
-from shoal.runtime.failures.spec_lines import SpecLine, with_origin
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.jax_service.process_numbers import processes_of
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.spec_lines import SpecLine, with_origin
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.verb import coordinator_here
 
 

@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import is_key
 from shoal.hashing import short_digest
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 
 
 def program_lines(program: Any, what: str) -> list[str]:

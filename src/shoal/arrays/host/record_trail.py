@@ -18,10 +18,10 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.process_boxes import process_box
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.failures.process_text import listed
+from shoal.runtime.rules.spec_lines import SpecLine
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.verb import coordinator_here
 
 Group = frozenset[int]

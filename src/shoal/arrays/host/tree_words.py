@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.tree_util import treedef_is_leaf
 
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 
 _ADDRESS = re.compile(r"at 0x[0-9a-fA-F]+")
 _SET = re.compile(r"\{([^{}:]*)\}")

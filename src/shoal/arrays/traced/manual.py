@@ -40,7 +40,7 @@ from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 from shoal.tracebacks import at_caller
 
 

@@ -35,9 +35,9 @@ from shoal.errors import (
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system import fault_points
-from shoal.runtime.system.failure_words import listed
 
 _LOG = logging.getLogger("shoal")
 

@@ -22,7 +22,7 @@ from shoal.checkpoint.tree.names import ROOT
 from shoal.checkpoint.tree.nodes import branch_names
 from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError, nearest, with_article
 from shoal.plan.patterns import Selection, escaped, leaving_out
-from shoal.runtime.failures.spec_lines import SpecLine
+from shoal.runtime.rules.spec_lines import SpecLine
 
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
 _MOST_LISTED, _MOST_KEPT = 50, 8

@@ -19,8 +19,8 @@ from shoal.checkpoint.store.step_names import new_attempt
 from shoal.errors import StorageFullError, UsageError, raise_all
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system import fault_points
-from shoal.runtime.system.failure_words import listed
 
 
 def agree_on(

@@ -24,8 +24,8 @@ from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import encode_structure
 from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.hashing import content_digest, quick_digest
-from shoal.runtime.failures.spec_lines import END, SpecLine
 from shoal.runtime.rules.deadline import Allowance
+from shoal.runtime.rules.spec_lines import END, SpecLine
 
 
 class Waits(NamedTuple):

@@ -32,9 +32,10 @@ from shoal.errors import (
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.exception_text import peers_named
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.point import Fingerprint, Point
-from shoal.runtime.system.failure_words import listed, peers_named
 
 _SHOWN_HOSTS = 8
 

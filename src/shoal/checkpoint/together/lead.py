@@ -15,7 +15,7 @@ from shoal.errors import PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
 

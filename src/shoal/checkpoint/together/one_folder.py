@@ -18,7 +18,7 @@ from shoal.hashing import seal
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 
 

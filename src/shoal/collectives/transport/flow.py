@@ -25,12 +25,13 @@ from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.exit.guard import DEVICE_WORK
+from shoal.runtime.failures.exception_text import failure_of
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.deadline import Allowance, ends_at, given_s, left_of
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import line_of
-from shoal.runtime.system.failure_words import failure_of, headline_of
+from shoal.runtime.system.foreign_text import headline_of
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05  # interval of liveness checks

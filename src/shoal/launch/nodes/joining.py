@@ -18,7 +18,7 @@ from shoal.errors import InitializeError
 from shoal.hashing import seal
 from shoal.launch.order import NUM_PORTS, JobOrder, NodesOrder
 from shoal.runtime.doctor.reachability import bind_error, resolve
-from shoal.runtime.rules.joining import REMEDY
+from shoal.runtime.failures.joining_text import REMEDY
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.sockets import bind_host
 

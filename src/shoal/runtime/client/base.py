@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
+from shoal.runtime.client.outcomes import ThisProcess, error_of
 from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.meeting_answers import (
@@ -18,8 +19,8 @@ from shoal.runtime.rules.meeting_answers import (
     SurvivorsMet,
 )
 from shoal.runtime.rules.messages import Abandoned
-from shoal.runtime.rules.outcomes import ThisProcess, error_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.stalls import Stall
 from shoal.runtime.rules.stopping import Stop
 from shoal.runtime.rules.trail import Trails
 
@@ -45,7 +46,7 @@ class BaseCoordinator:
         self.programs = ProgramNotes(self.num_processes)
         self.stop = Stop(me.process, clock)
         self.kept: dict[str, Any] = {}
-        self.stall: Mapping[str, Any] | None = None
+        self.stall: Stall | None = None
         self._lanes = Lanes(me, abandon, end_lane)
 
     def call(

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from shoal.errors import ProcessLostError, ShoalError
-from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.rules.point import Departure
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, FrameError, split_address
 from shoal.runtime.wire.proof import introduce

@@ -17,25 +17,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
+from shoal.runtime.failures.program_text import program_warning
 from shoal.runtime.rules.messages import (
     departure_of,
     notice_of,
     save_order_of,
     stop_agreement_of,
 )
-from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.programs import noted_rows
+from shoal.runtime.rules.point import Departure
+from shoal.runtime.rules.programs import differences_of, noted_rows
 from shoal.runtime.rules.requested_saves import SaveReport
-from shoal.runtime.rules.stalls import seen_header
+from shoal.runtime.rules.stalls import Stall, seen_header, stall_of
 from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.stacks import seen, stacks
 from shoal.runtime.wire.connection import Channel
-from shoal.runtime.wire.frames import Frame, FrameError, text_field, whole_field
+from shoal.runtime.wire.frames import Frame, body_value, text_field, whole_field
 from shoal.runtime.wire.socket_calls import LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
@@ -93,9 +94,7 @@ class StallLook(Protocol):
     def on_left(self) -> None:
         """Take the news that a process has left in order."""
 
-    def on_stalled(
-        self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
-    ) -> None:
+    def on_stalled(self, stall: Stall, shows: Sequence[int], *, is_shower: bool) -> None:
         """Take the decision of the meeting place."""
 
 
@@ -118,7 +117,7 @@ class Watched(Protocol):
     def programs(self) -> ProgramNotes:
         """The programs that this process has compiled for devices of several."""
 
-    stall: Mapping[str, Any] | None
+    stall: Stall | None
     """The stall that has ended the job."""
 
     @property
@@ -242,10 +241,8 @@ class Watcher:
 
     def _note_programs(self, frame: Frame) -> None:
         """Keep the differences in compiled programs for the report of a hang."""
-        lines = frame.header.get("programs", [])
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise FrameError("field 'programs' is not a list of texts")
-        self._watched.programs.differences = lines
+        if "programs" in frame.header:
+            self._watched.programs.differences = differences_of(frame.header["programs"])
 
     def _left(self, _frame: Frame) -> None:
         if self.stall is not None:
@@ -275,13 +272,13 @@ class Watcher:
 
     def _stalled(self, frame: Frame) -> None:
         header = frame.header
-        shows, is_final = header.get("shows"), bool(header.get("final"))
-        if is_final:
-            self._watched.stall = header
+        shows, stall = header.get("shows"), stall_of(body_value(frame))
+        if stall.is_final:
+            self._watched.stall = stall
         if self.stall is not None and isinstance(shows, list):
             is_shower = header.get("shower") == self._me.process
             with contextlib.suppress(Exception):  # `look` then ends what hangs, a little later
-                self.stall.on_stalled(_words(frame), shows, is_final=is_final, is_shower=is_shower)
+                self.stall.on_stalled(stall, shows, is_shower=is_shower)
 
     def _locate(self, frame: Frame) -> None:
         """Find out where a silent process of this host stands, and what it does."""
@@ -298,7 +295,8 @@ class Watcher:
 
     def _programs(self, frame: Frame) -> None:
         with contextlib.suppress(Exception):  # handlers and filters may raise
-            _LOG.warning("%s: %s", self._me, _words(frame))
+            found = differences_of(frame.header.get("programs"))
+            _LOG.warning("%s: %s", self._me, program_warning(found))
 
     def _stacks(self, frame: Frame) -> None:
         answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}

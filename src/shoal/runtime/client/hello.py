@@ -13,9 +13,15 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
+from shoal.runtime.failures.joining_text import (
+    REMEDY,
+    NotJoined,
+    refusal_text,
+    strangers_text,
+)
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
-from shoal.runtime.rules.joining import PROTOCOL, REMEDY, hosts_of
-from shoal.runtime.system.failure_words import Refusal, listed
+from shoal.runtime.rules.joining import PROTOCOL, hosts_of, refusal_of_row, strangers_of
 from shoal.runtime.system.process_status import pid_namespace
 from shoal.runtime.wire.connection import Channel, connect, what_failed
 from shoal.runtime.wire.frames import (
@@ -83,7 +89,7 @@ def handshake(
     limit = ends_at(timeout_s)
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     incarnation = os.urandom(8).hex()
-    refusal = Refusal()
+    refusal = NotJoined()
     try:
         waiting = _Waiting(
             address, card, began=time.monotonic(), limit=limit, warn_after_s=warn_after_s
@@ -94,7 +100,7 @@ def handshake(
     except _NoMeetingPlace as error:
         reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s"
         reason += f" ({error.args[1]})" if error.args[1] else ""
-        refusal = Refusal("unreachable")
+        refusal = NotJoined("unreachable")
     except (LinkError, FrameError) as error:
         reason = f"the server there closed the connection, or is not a coordinator ({error})"
     else:
@@ -178,7 +184,7 @@ def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     channel.send(pack_frame({"do": "who", "ticket": 0, "lane": ""}), limit)
     frame = channel.receive(limit)
     if frame.header.get("is") == "waiting":
-        refused = text_field(frame.header, "refused")
+        refused = strangers_text(strangers_of(frame.header.get("strangers")))
         remedy = f"\n{REMEDY}" if refused else ""
         strangers = f"; {refused}" if refused else ""
         waiting.warn(f"missing: {listed(body_value(frame))}{strangers}{remedy}")
@@ -196,11 +202,7 @@ def _welcome_of(
 ) -> Welcome:
     try:
         if text_field(frame.header, "is") != "welcome":
-            words = frame.body.decode(errors="replace")
-            missing, reason = frame.header.get("missing", []), frame.header.get("reason", "")
-            remedy = REMEDY if reason == "lacks-token" else ""  # process 0 has sent it
-            refusal = Refusal(reason, frame.header.get("strangers", ""), remedy)
-            raise InitializeError(f"{what}: {words}", missing=missing, refusal=refusal)
+            raise _refused(what, frame)
         service = text_field(frame.header, "jax_service")
         hosts = zlib.decompress(frame.body) if frame.header.get("packed") else frame.body
         leader = whole_field(frame.header, "leader")
@@ -220,6 +222,17 @@ def _welcome_of(
     except BaseException:
         channel.close()
         raise
+
+
+def _refused(what: str, frame: Frame) -> InitializeError:
+    if "refusal" not in frame.header:  # of another version
+        return InitializeError(f"{what}: {frame.body.decode(errors='replace')}")
+    refusal = refusal_of_row(frame.header["refusal"])
+    remedy = REMEDY if refusal.reason == "lacks-token" else ""  # process 0 has sent it
+    not_joined = NotJoined(refusal.reason, strangers_text(refusal.strangers), remedy)
+    missing = () if refusal.reason == "complete" else refusal.missing
+    words = refusal_text(refusal)
+    return InitializeError(f"{what}: {words}", missing=missing, refusal=not_joined)
 
 
 def _hello(card: Identity, incarnation: str, limit: float) -> dict[str, Any]:

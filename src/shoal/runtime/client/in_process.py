@@ -15,15 +15,15 @@ from typing import Any, cast
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime.client.base import BaseCoordinator, conclude
+from shoal.runtime.client.outcomes import ThisProcess, waiting_line
 from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import MembersKnown, Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
-from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
-from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.programs import ProgramSets
+from shoal.runtime.rules.point import Departure, Member, Point, checked, checked_processes
+from shoal.runtime.rules.programs import Differences, ProgramSets
 from shoal.runtime.rules.requested_saves import (
     SaveOrder,
     SaveReport,
@@ -33,7 +33,6 @@ from shoal.runtime.rules.requested_saves import (
 )
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.stacks import stacks
 
 _LOG = logging.getLogger("shoal")
@@ -165,10 +164,10 @@ class LocalJob:
             self._beat()
             return self._meeting.members(self.clock())
 
-    def program_lines(self) -> list[str]:
-        """Return the programs that only some have compiled: see `ProgramSets.lines`."""
+    def programs(self) -> Differences:
+        """Return the programs that only some have compiled."""
         with self._lock:
-            return self._programs.lines()
+            return self._programs.differences()
 
     def tick(self) -> None:
         """End waits whose deadline has passed; for clocks that tests advance."""
@@ -366,7 +365,7 @@ class LocalCoordinator(BaseCoordinator):
 
     def job_state(self, *, timeout_s: float) -> MembersKnown:
         """See `Coordinator.job_state`."""
-        return MembersKnown(self._job.members(), (), self._job.program_lines())
+        return MembersKnown(self._job.members(), (), self._job.programs())
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`."""

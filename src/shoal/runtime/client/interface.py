@@ -18,6 +18,7 @@ from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.meeting_answers import MembersKnown
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.requested_saves import SaveReport
+from shoal.runtime.rules.stalls import Stall
 from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 
@@ -28,7 +29,7 @@ class Coordinator(Protocol):
     kept: dict[str, Any]
     """What higher floors keep while this process is in the job, each by a name of its own."""
 
-    stall: Mapping[str, Any] | None
+    stall: Stall | None
     """The stall that has ended the job, as the coordinator sent it."""
 
     @property
@@ -144,7 +145,7 @@ class Coordinator(Protocol):
         """Report a state one way, without waiting: "failed", "followed" (failed because of
         others), "doing", or "ending" (its program has ended, and it waits for its devices).
 
-        The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
+        The text of a failure begins with a headline, see `exception_text`; a traceback may follow.
         `end` holds the same as facts.
         """
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, StalledError
-from shoal.runtime.rules.outcomes import ThisProcess, gone_error, service_error
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.client.outcomes import ThisProcess, gone_error, service_error
+from shoal.runtime.rules.point import Departure
 
 TICK_S = 0.25  # how often a process in trouble is checked
 

@@ -21,11 +21,11 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from shoal.errors import UsageError
+from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.failures.exception_text import failure_of
 from shoal.runtime.rules.messages import Abandoned
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import failure_of
 from shoal.runtime.system.shapes_only import shapes_only
 
 P = ParamSpec("P")

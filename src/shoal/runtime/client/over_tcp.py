@@ -29,6 +29,7 @@ from shoal.runtime.client.call_sockets import Calls, Closed, receive
 from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
 from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
+from shoal.runtime.client.outcomes import ThisProcess, waiting_line
 from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.failures.facts import to_json
 from shoal.runtime.failures.last_record import LastRecord, how_of
@@ -49,12 +50,11 @@ from shoal.runtime.rules.messages import (
     step_text,
     stop_report_header,
 )
-from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
-from shoal.runtime.rules.point import Member, Point, checked, checked_processes
+from shoal.runtime.rules.point import Departure, Member, Point, checked, checked_processes
+from shoal.runtime.rules.programs import differences_of
 from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     Frame,
@@ -275,7 +275,7 @@ class TcpCoordinator(BaseCoordinator):
         """See `Coordinator.job_state`. Raises as `members` does."""
         answer = self._query("members()", {"do": "members"}, timeout_s)
         members = tuple(Member(*row) for row in answer["members"])
-        return MembersKnown(members, answer["services"], tuple(answer["programs"]))
+        return MembersKnown(members, answer["services"], differences_of(answer["programs"]))
 
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float

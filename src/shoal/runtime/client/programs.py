@@ -5,17 +5,69 @@ Noted by the threads that compile, and sent by the watcher: see `rules.programs`
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 
+from shoal.hashing import content_digest
 from shoal.runtime.rules.programs import (
     MOST_GROUPS,
     MOST_PROGRAMS,
     MOST_SENT,
+    MOST_TEXT,
     CompiledProgram,
+    Differences,
     Noted,
     Owners,
 )
+
+_TYPES = 3  # arguments whose types are shown
+_MODULE = re.compile(rb"module @\"?([^\s\"]+)")
+_MAIN = re.compile(rb"@main\((.*)")
+_ARGUMENT = re.compile(rb"%arg\d+: tensor<((?:\d+x)*)([^>]*)>")
+_COMPLEX = {b"complex<f32": b"c64", b"complex<f64": b"c128"}
+# These are called by an address, which differs between processes.
+_ADDRESS = re.compile(
+    rb'(@(?:CustomSPMDPartitioning|InspectSharding)[^\n]*?)backend_config = "[^"]*"'
+)
+
+
+def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledProgram:
+    """Return a program as it is noted.
+
+    Args:
+      text: its StableHLO, as `assert_same_program` compares it.
+      device_ids: of its devices, in order.
+
+    >>> text = b"module @jit_f {\\n func.func public @main(%arg0: tensor<8x4xf32>) -> () {}}"
+    >>> program_of(text, [0, 1], "train.py:3")[1:]
+    ('jit(f)', 'f32[8,4]', 2, 'train.py:3')
+    """
+    module, main = _MODULE.search(text), _MAIN.search(text)
+    name = module[1].decode(errors="replace") if module else "a program"
+    types = [_type(*one) for one in _ARGUMENT.findall(main[1])] if main else []
+    shown = ", ".join(types[:_TYPES])
+    more = len(types) - _TYPES
+    text = without_addresses(text)
+    digest = content_digest(text + repr([*device_ids]).encode()).hex()
+    kind, _, function = name.partition("_")
+    return CompiledProgram(
+        digest,
+        name=(f"{kind}({function})" if function else name)[:MOST_TEXT],
+        types=(f"{shown} and {more} more" if more > 0 else shown)[:MOST_TEXT],
+        num_devices=len(device_ids),
+        site=site[:MOST_TEXT],
+    )
+
+
+def without_addresses(text: bytes) -> bytes:
+    """Return the StableHLO of a program as it is compared between processes."""
+    return _ADDRESS.sub(rb"\1", text)
+
+
+def _type(dims: bytes, element: bytes) -> str:
+    kind = _COMPLEX.get(element, element).decode(errors="replace")
+    return f"{kind}[{dims.decode().rstrip('x').replace('x', ',')}]"
 
 
 class ProgramNotes:
@@ -30,7 +82,7 @@ class ProgramNotes:
         self._sent: dict[Owners, tuple[int, int, int]] = {}  # met, total, number of programs
         self._met: dict[Owners, int] = {}  # written by the main line alone
         self.is_noting = False  # else nothing is sent, and the others do not miss any program
-        self.differences: Sequence[str] = ()  # in words, when a loss or a difference became known
+        self.differences = Differences()  # when a loss or another difference became known
 
     def meet(self, group: Owners) -> None:
         """Count a meeting of the main line with all processes of a group."""

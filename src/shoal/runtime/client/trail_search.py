@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess, TrailsDiffer, call_at
 from shoal.runtime.failures.comparison import (
     Kind,
     Said,
@@ -35,9 +36,8 @@ from shoal.runtime.rules.first_difference import (
     find_line,
     highest,
 )
-from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail import Trail, TrailsDiffer
+from shoal.runtime.rules.trail import Trail
 from shoal.runtime.rules.trail_marks import UNKNOWN, Found, TrailVersion
 from shoal.runtime.system.callsite import line_of
 

@@ -34,6 +34,7 @@ from shoal.runtime.doctor.findings import (
 )
 from shoal.runtime.doctor.host_state import FolderMarks
 from shoal.runtime.doctor.reachability import port_owner
+from shoal.runtime.failures.joining_text import not_joined_of
 from shoal.runtime.jax_service.keeper_link import PROXIES
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.point import Point
@@ -48,7 +49,6 @@ from shoal.runtime.startup.launchers import JobPlace, decide, innermost
 from shoal.runtime.startup.meeting_address import by_loopback, join_place, token_of
 from shoal.runtime.startup.not_joined import refuse_child
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.system.failure_words import refusal_of
 from shoal.runtime.system.service_commands import MEETING_PLACE
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.sockets import bind_host, is_loopback
@@ -296,7 +296,7 @@ def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:
 def why_not_joined(place: JobPlace, error: ShoalError) -> CheckResult:
     """Return the error of joining as a finding, with what an attempt to connect shows."""
     tried = check_connecting(place)
-    remedy = refusal_of(error).remedy
+    remedy = not_joined_of(error).remedy
     words = str(error).removesuffix(f"\n{remedy}")
     problem = problem_of("joining", words)._replace(advice=_SET_TOKEN if remedy else "")
     return tried._replace(findings=(problem, *tried.findings))

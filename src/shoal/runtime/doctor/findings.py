@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.failures.process_text import listed
 
 PROBLEM, NOTE = "problem", "note"
 CLOCK_OFF_S = 10.0  # clocks that differ by more are a problem

@@ -9,16 +9,12 @@ from collections.abc import Iterable, Mapping
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError, UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import Trouble
+from shoal.runtime.client.outcomes import speakers
+from shoal.runtime.failures.exception_text import fate_of, is_of_runtime, peers_named
 from shoal.runtime.failures.last_record import LastRecord, record_of
 from shoal.runtime.rules.messages import MOST_END
-from shoal.runtime.rules.outcomes import speakers
-from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import (
-    Departure,
-    is_of_runtime,
-    one_line,
-    peers_named,
-)
+from shoal.runtime.rules.point import Departure, Member
+from shoal.runtime.system.foreign_text import one_line
 
 _NO_ANSWER = "the coordinator does not answer"
 UNHEARD = "unheard"  # `Member.how` of a process of which nothing is known
@@ -133,7 +129,7 @@ def explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, 
     lines = [f"{service.name} is lost: {service.words}" for service in services]
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-        lines.append(f"{place} {one_line(departure_of_member(member).fate)}")
+        lines.append(f"{place} {one_line(fate_of(departure_of_member(member)))}")
     is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
     return (ProcessLostError if is_lost else PeerFailedError).exit_code, lines
 

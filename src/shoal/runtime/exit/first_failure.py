@@ -32,9 +32,11 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.headline import place_words
 from shoal.runtime.failures.last_record import LastRecord, place_at
+from shoal.runtime.failures.process_text import listed
+from shoal.runtime.failures.stall_text import waiting_of
+from shoal.runtime.rules.stalls import Stall
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.callsite import line_of
-from shoal.runtime.system.failure_words import listed
 
 # Kinds of errors that all processes of a meeting share.
 SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
@@ -362,26 +364,10 @@ def line_at(cause: Cause) -> CallPlace | None:
     return CallPlace(file=frame.file, line=frame.line, source=frame.source)
 
 
-def stands_of(group: Mapping[str, Any]) -> Waiting:
-    """Parse where processes stand that make no progress, as the meeting place sends it."""
-    place = None
-    file = str(group.get("file", ""))
-    if file:
-        place = CallPlace(file=file, line=int(group["line"]), source=str(group["source"]))
-    processes = ProcessSet(map(int, group["processes"]))
-    waits_for = str(group.get("waits_for", ""))
-    words = str(group["words"])
-    return Waiting(processes=processes, place=place, words=words, waits_for=waits_for)
-
-
-def stalled_cause(groups: Sequence[Waiting], idle_s: float) -> tuple[Cause, str]:
-    """Return the failure of a job in which no process has moved, and its headline.
-
-    Args:
-      groups: where the processes stand, the odd ones first.
-    """
-    odd, *others = groups
-    headline = f"no process has moved for {idle_s:.0f} s"
+def stalled_cause(stall: Stall) -> tuple[Cause, str]:
+    """Return the failure of a job in which no process has moved, and its headline."""
+    odd, *others = map(waiting_of, stall.groups)
+    headline = f"no process has moved for {stall.idle_s:.0f} s"
     are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
     waits_for = ""
     if len(others) == 1:
@@ -390,7 +376,7 @@ def stalled_cause(groups: Sequence[Waiting], idle_s: float) -> tuple[Cause, str]
         headline += f"; {_wait(odd.processes)} for a reader"
     elif waits_for in ("others", "reader") and odd.waits_for in ("", "left"):
         headline += f"; {_wait(others[0].processes)} for {listed(odd.processes)}"
-    elif len(others) == 1 and (are_fewer or odd.words != others[0].words):
+    elif len(others) == 1 and (are_fewer or stall.groups[0].stance != stall.groups[1].stance):
         are = inflected(len(odd.processes), "is elsewhere", "are elsewhere")
         if odd.waits_for == "left":
             are = "left the job"

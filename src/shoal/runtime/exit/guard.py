@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from shoal import settings
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import speakers
 from shoal.runtime.exit.causes import (
     explain,
     gone_behind,
@@ -49,6 +50,13 @@ from shoal.runtime.exit.causes import (
 from shoal.runtime.exit.main_program import MainProgram, write_open_files
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
+from shoal.runtime.failures.exception_text import (
+    exit_of,
+    exit_words,
+    failure_of,
+    is_of_runtime,
+    stands,
+)
 from shoal.runtime.failures.last_record import (
     claim,
     exit_code_of,
@@ -58,18 +66,9 @@ from shoal.runtime.failures.last_record import (
     record,
     record_of_exit,
 )
-from shoal.runtime.rules.outcomes import speakers
-from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.point import Departure, Member
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import (
-    Departure,
-    exit_of,
-    exit_words,
-    failure_of,
-    headline_of,
-    is_of_runtime,
-    stands,
-)
+from shoal.runtime.system.foreign_text import headline_of
 from shoal.tracebacks import HIDDEN, has_hidden, is_own_file, shorten
 
 if TYPE_CHECKING:

@@ -29,16 +29,18 @@ from shoal import settings
 from shoal.errors import DivergenceError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
+from shoal.runtime.client.outcomes import ThisProcess, indented
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
+from shoal.runtime.failures.exception_text import failure_of, stands
 from shoal.runtime.failures.last_record import for_launcher, record, record_of_exit
+from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.failures.stack_text import shown_stacks
-from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.callsite import line_of
-from shoal.runtime.system.failure_words import failure_of, headline_of, stands
+from shoal.runtime.system.foreign_text import headline_of
 from shoal.runtime.system.stacks import stacks
 
 _NOT_ENDED = "is not ended, because initialize(hooks=False) forbids it"
@@ -205,7 +207,7 @@ class HangWatch:
         return "\n".join([*lines, indented(shown_stacks(stacks())), ""])
 
     def _program_lines(self) -> list[str]:
-        return [f"  {words}" for words in self._coordinator.programs.differences]
+        return [f"  {line}" for line in program_lines(self._coordinator.programs.differences)]
 
     def _describe(self, trouble: Trouble) -> str:
         if trouble.process == self._coordinator.process:

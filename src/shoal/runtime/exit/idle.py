@@ -27,15 +27,16 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess, indented
 from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.hang import innermost_frame, write_before_exit
+from shoal.runtime.failures.exception_text import is_of_program, stands
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
+from shoal.runtime.failures.stall_text import stall_headline, stall_lines
 from shoal.runtime.jax_service import device_work
 from shoal.runtime.jax_service.jax_runtime import COMPILER, is_starting
-from shoal.runtime.rules.outcomes import ThisProcess, indented
-from shoal.runtime.rules.stalls import Idle, Stalls
+from shoal.runtime.rules.stalls import Idle, Stall, Stalls
 from shoal.runtime.system.callsite import line_of, split_site
-from shoal.runtime.system.failure_words import is_of_program, stands
 from shoal.runtime.system.stacks import DumpFile, stacks
 
 _LOG = logging.getLogger("shoal")
@@ -288,20 +289,17 @@ class StallWatch:
                 f"{place}"
             )
 
-    def on_stalled(
-        self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
-    ) -> None:
+    def on_stalled(self, stall: Stall, shows: Sequence[int], *, is_shower: bool) -> None:
         """Take the decision of the meeting place.
 
         Args:
-          text: the stall, and a line for each place.
           shows: the processes whose stacks are shown: one for each place.
           is_shower: whether this process shows the whole report; others have two lines.
         """
         here = self._coordinator
         me = ThisProcess(here.process, here.hosts)
-        headline, _, rest = text.partition("\n")
-        if not (is_final and self._ends):
+        headline, rest = stall_headline(stall), indented("\n".join(stall_lines(stall)))
+        if not (stall.is_final and self._ends):
             if is_shower:
                 _warn(f"{headline}\n{rest}")
                 name = "shoal stacks"
@@ -312,7 +310,7 @@ class StallWatch:
             else:
                 place = line_of(stands(innermost_frame())) or "an unknown place"
                 _warn(f"{headline}\n  {me} is at {place}")
-        if not is_final:
+        if not stall.is_final:
             return
         if not is_shower:
             rest = ""
@@ -366,7 +364,7 @@ def watch_alone(coordinator: Coordinator, *, ends: bool = True) -> None:
             return
         stall = stalls.judge(now, here, {}, {})
         if stall is not None:
-            watch.on_stalled(stall.text, here, is_final=stall.is_final, is_shower=True)
+            watch.on_stalled(stall, here, is_shower=True)
 
     def run() -> None:
         while coordinator.progress.is_watched:  # until it is closed

@@ -34,6 +34,7 @@ from shoal.errors import (
 )
 from shoal.paths import write_private
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess, speakers
 from shoal.runtime.exit.causes import lost_services, record_sent
 from shoal.runtime.exit.first_failure import (
     Ending,
@@ -45,9 +46,9 @@ from shoal.runtime.exit.first_failure import (
     names_no_process,
     shared_cause,
     stalled_cause,
-    stands_of,
     whereabouts_of,
 )
+from shoal.runtime.failures.exception_text import fate_of, is_torn
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -68,6 +69,7 @@ from shoal.runtime.failures.headline import (
     place_words,
     raised_words,
 )
+from shoal.runtime.failures.joining_text import not_joined_of
 from shoal.runtime.failures.last_record import (
     FOUND,
     LastRecord,
@@ -85,15 +87,11 @@ from shoal.runtime.failures.rendering import (
     without_secrets,
 )
 from shoal.runtime.failures.shortening import capital, sentence
-from shoal.runtime.rules.outcomes import ThisProcess, speakers
+from shoal.runtime.rules.point import Departure
+from shoal.runtime.rules.programs import Differences, differences_of
+from shoal.runtime.rules.stalls import Stall
 from shoal.runtime.system.callsite import site_of, split_site
-from shoal.runtime.system.failure_words import (
-    Departure,
-    headline_of,
-    is_torn,
-    one_line,
-    refusal_of,
-)
+from shoal.runtime.system.foreign_text import headline_of, one_line
 from shoal.runtime.system.process_status import status_of
 
 PROGRAM = "shoal"
@@ -144,7 +142,7 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
     why = peer.why or headline_of(peer.words)
     if process == me.process:
         return one_line(f"it was declared lost: {why}", _MOST)
-    fate = peer.fate
+    fate = fate_of(peer)
     if isinstance(end.error, ProcessLostError):
         fate = f"is lost: {why}"
     words = one_line(f"{me.name(process)} {fate}", _MOST)
@@ -212,7 +210,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     if not isinstance(error, InitializeError) or isinstance(error, DeviceStartError):
         return False
     cause, missing = cause_of(error, process=process), ProcessSet(error.missing)
-    refusal = refusal_of(error)
+    refusal = not_joined_of(error)
     said, *more = str(error).splitlines()
     words = tuple(map(sentence, more))
     advice: tuple[str, ...] = ()
@@ -281,7 +279,7 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: Sequence[int]) -
     if end.peers is not None and coordinator.process in end.peers:
         return  # it was declared lost: others have reported that
     if isinstance(end.error, StalledError) and coordinator.stall is not None:
-        if coordinator.stall["reporter"] == coordinator.process:
+        if coordinator.stall.reporter == coordinator.process:
             _print(_failure_of_stall(coordinator, end, coordinator.stall))
         return
     until_s = time.monotonic() + _OTHERS_S
@@ -303,7 +301,7 @@ class _KnownJob(NamedTuple):
     """What the coordinator knows of a job that fails."""
 
     states: Sequence[ProcessState] = ()  # of all processes; none: unknown
-    programs: Sequence[str] = ()  # that only some have compiled
+    programs: Differences = Differences()
 
 
 def _ask_report(coordinator: Coordinator, end: EndOfThis) -> _KnownJob | None:
@@ -324,17 +322,14 @@ def _ask_report(coordinator: Coordinator, end: EndOfThis) -> _KnownJob | None:
     if answer is None:
         return None
     states = [ProcessState.of(*one) for one in enumerate(answer["states"])]
-    return _KnownJob(states, answer["programs"])
+    return _KnownJob(states, differences_of(answer["programs"]))
 
 
-def _failure_of_stall(
-    coordinator: Coordinator, end: EndOfThis, stall: Mapping[str, Any]
-) -> JobFailure:
+def _failure_of_stall(coordinator: Coordinator, end: EndOfThis, stall: Stall) -> JobFailure:
     """Return the failure of a job in which no process has moved."""
-    groups = [*map(stands_of, stall["groups"])]
-    cause, headline = stalled_cause(groups, float(stall["idle_s"]))
+    cause, headline = stalled_cause(stall)
     failure = _failure(coordinator, end, causes=[cause], others=(), since_s=None)
-    return with_programs(dataclasses.replace(failure, headline=headline), stall["programs"])
+    return with_programs(dataclasses.replace(failure, headline=headline), stall.programs)
 
 
 def _print(failure: JobFailure, *, writes: bool = True) -> None:

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Iterator
 from types import FrameType
 
+from shoal.runtime.failures.exception_text import is_of_program
 from shoal.runtime.system.callsite import site_of
-from shoal.runtime.system.failure_words import is_of_program
 
 
 class MainProgram:

@@ -28,7 +28,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.runtime.system.failure_words import Departure, failure_of, headline_of, text_of
+from shoal.runtime.failures.exception_text import failure_of
+from shoal.runtime.rules.point import Departure
+from shoal.runtime.system.foreign_text import headline_of, text_of
 
 _AGENT_S = 10.0  # for the agent's SIGTERM; twice the interval of polls that torch had until 2.3
 _POLL_S = 0.02

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from shoal import settings
 from shoal.errors import DeadlineError
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.exit.causes import gone_of, peers_of
 from shoal.runtime.rules.endings import AT_END
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member
 
 HAS_ENDED = "has ended its program, and waits for its devices"

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError, counted, with_article
+from shoal.runtime.failures.process_text import listed, range_text, ranges_of
 from shoal.runtime.failures.shortening import source_part
-from shoal.runtime.failures.spec_lines import SpecLine, shown_line
+from shoal.runtime.rules.spec_lines import BETWEEN, SpecLine
 from shoal.runtime.system.callsite import line_of, source_at, split_site
-from shoal.runtime.system.failure_words import listed, one_line, range_text, ranges_of
+from shoal.runtime.system.foreign_text import one_line
 
 if TYPE_CHECKING:
     from shoal.runtime.failures.facts import CallPlace, Difference, DivergenceSide
@@ -94,6 +95,47 @@ _NEEDS = {  # by call and by what is different; "": by anything else
         "must compute the same loss of it, or convert its own loss back with from_host_local."
     ),
 }
+
+
+_WORDS = {"leaf": "", "tree": "tree: ", "mesh": "mesh: ", "end": "no more leaves"}
+
+
+def shown_line(line: str) -> str:
+    r"""Return a line of `spec_lines` as people read it; of one that is cut, what is left.
+
+    >>> shown_line(SpecLine(path="['w']", dtype="float32", shape="[3,4]", layout="(x, -)").packed)
+    "['w']: float32[3,4] as (x, -)"
+    >>> shown_line("source=0")
+    'source=0'
+    """
+    one = SpecLine.of(line)
+    if one is None:
+        return " ".join(filter(None, line.split(BETWEEN)))
+    if not one.path:
+        return _leaf_text(one)
+    return f"{one.path}: {_leaf_text(one)}"
+
+
+def _leaf_text(leaf: SpecLine) -> str:
+    """Return a line as people read it, without its path."""
+    if leaf.what != "leaf":
+        return _WORDS[leaf.what] + leaf.value
+    words = [leaf.kind, leaf.dtype + leaf.shape]
+    if leaf.layout:
+        words.append(f"as {leaf.layout}")
+    if leaf.value and leaf.shape:
+        words.append("=")
+    if leaf.value:
+        words.append(_leaf_value(leaf))
+    text = " ".join(filter(None, words))
+    if leaf.digest and not leaf.value:
+        return ": ".join(filter(None, (text, f"values {leaf.digest}")))
+    return text
+
+
+def _leaf_value(leaf: SpecLine) -> str:
+    """Return the value, and its digest, as far as they are known."""
+    return ", digest ".join(filter(None, (leaf.value, leaf.digest)))
 
 
 class Said(NamedTuple):
@@ -385,7 +427,7 @@ def _side(row: Said, kind: Kind) -> DivergenceSide:
     if leaf is None or leaf.what != "leaf":
         said = _without(kind.path, shown_line(row.said) or row.where)
         return DivergenceSide(processes=processes, place=place, said=said)
-    said, value = leaf.said, leaf.given
+    said, value = _leaf_text(leaf), _leaf_value(leaf)
     if row.leaf:  # of which `row.said` shows one item
         said = value = _without(kind.path, row.said)
     shape = None

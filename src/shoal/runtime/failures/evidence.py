@@ -43,6 +43,7 @@ from shoal.runtime.failures.headline import (
     step_words,
 )
 from shoal.runtime.failures.page import Line, Page, Span, Style
+from shoal.runtime.failures.process_text import range_text
 from shoal.runtime.failures.shortening import (
     as_one_line,
     capital,
@@ -57,7 +58,6 @@ from shoal.runtime.failures.shortening import (
     values_from_difference,
 )
 from shoal.runtime.failures.stack_text import counted_frames
-from shoal.runtime.system.failure_words import range_text
 
 PATH_COLUMNS = 160  # of the file of a frame
 _PLACED_COLUMNS = 30  # of a place and its source, at least

@@ -16,7 +16,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 from shoal.errors import UsageError
-from shoal.runtime.system.failure_words import ranges_of
+from shoal.runtime.failures.process_text import ranges_of
+from shoal.runtime.failures.program_text import program_lines
+from shoal.runtime.rules.programs import Differences
 
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
@@ -245,11 +247,11 @@ class JobFailure:
 _OF_PROGRAMS = ("deadline", "diverged", "host_lost", "lost", "signal", "stalled")
 
 
-def with_programs(failure: JobFailure, programs: Iterable[str]) -> JobFailure:
+def with_programs(failure: JobFailure, programs: Differences) -> JobFailure:
     """Return a failure with the programs that only some processes had compiled."""
     if failure.kind not in _OF_PROGRAMS:
         return failure
-    return dataclasses.replace(failure, programs=tuple(programs))
+    return dataclasses.replace(failure, programs=tuple(program_lines(programs)))
 
 
 def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause, ...]:

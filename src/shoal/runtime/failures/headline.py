@@ -15,8 +15,8 @@ from shoal.runtime.failures.facts import (
     Memory,
     ProcessSet,
 )
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.failures.shortening import first_sentence, path_end, process_ranges, shortened
-from shoal.runtime.system.failure_words import listed
 
 # Columns of names that may be long.
 NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120

@@ -33,6 +33,7 @@ from shoal.errors import (
     StalledError,
 )
 from shoal.paths import open_no_link
+from shoal.runtime.failures.exception_text import is_of_program, is_torn, peers_named
 from shoal.runtime.failures.facts import (
     MESSAGE_CHARACTERS,
     UNREADABLE,
@@ -48,16 +49,11 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
+from shoal.runtime.failures.joining_text import not_joined_of
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.failures.stack_text import threads_of, without_packages
 from shoal.runtime.system.callsite import site_of, source_at, split_site
-from shoal.runtime.system.failure_words import (
-    is_of_program,
-    is_torn,
-    peers_named,
-    refusal_of,
-    text_of,
-)
+from shoal.runtime.system.foreign_text import text_of
 from shoal.tracebacks import is_bug, is_ours
 
 VARIABLE = "SHOAL_RECORD_FILE"
@@ -567,7 +563,7 @@ def _wait(error: BaseException) -> Wait | None:
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
         words = "has not called initialize"
-        if refusal_of(error).strangers:
+        if not_joined_of(error).strangers:
             words = "has not joined"
         missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
         return Wait(call="initialize", missing=tuple(missing))

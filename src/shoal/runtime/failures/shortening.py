@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.failures.process_text import listed
 
 HIDDEN = "(hidden)"
 MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept

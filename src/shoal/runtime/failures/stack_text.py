@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.errors import counted
+from shoal.runtime.system.foreign_text import ANNOUNCES
 from shoal.tracebacks import is_installed, is_own_file
 
 _OWN_THREAD = "shoal "  # how the names of shoal's threads begin
@@ -28,7 +29,6 @@ _IN_PYTHON = re.compile(
     r"<frozen ([\w.]+)>|.*/lib(?:64)?/python[\d.]+/(?!(?:site|dist)-packages/)(.+)"
 )
 _IN_PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
-_ANNOUNCES = "Traceback (most recent call last):"
 _FEW = 3  # frames, where none is the program's
 _UNKNOWN = -1  # number of frames
 _GENERATED = "generated code"
@@ -143,7 +143,7 @@ def without_packages(message: str) -> str:
     Traceback (most recent call last):
     KeyError
     """
-    first, announces, rest = message.partition(_ANNOUNCES)
+    first, announces, rest = message.partition(ANNOUNCES)
     lines: list[str] = []
     is_shown = True
     for line in rest.split("\n"):

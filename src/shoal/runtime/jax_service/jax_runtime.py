@@ -29,11 +29,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InitializeError
+from shoal.runtime.failures.exception_text import stands
 from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
 from shoal.runtime.system.callsite import site_of
-from shoal.runtime.system.failure_words import stands
 from shoal.runtime.system.local_devices import (
     chosen_devices,
     count_accelerators,
@@ -899,7 +899,8 @@ def _note(
     """Note a program over this process and others, unless it is shoal's own."""
     import jax
 
-    from shoal.runtime.rules.programs import MOST_LARGE, program_of
+    from shoal.runtime.client.programs import program_of
+    from shoal.runtime.rules.programs import MOST_LARGE
 
     owners = {device.process_index for device in devices.flat}
     count = jax.process_count()

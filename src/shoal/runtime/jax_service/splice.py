@@ -29,6 +29,7 @@ import threading
 import time
 from typing import Any
 
+from shoal.runtime.rules.joining import WRONG_TOKEN
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
@@ -38,7 +39,7 @@ from shoal.runtime.wire.frames import (
     address_text,
     pack_frame,
 )
-from shoal.runtime.wire.proof import CHALLENGE, WRONG_TOKEN, Introduction, introduce
+from shoal.runtime.wire.proof import CHALLENGE, Introduction, introduce
 from shoal.runtime.wire.server_sockets import EXHAUSTED, Connection, Connections
 from shoal.runtime.wire.sockets import may_call
 

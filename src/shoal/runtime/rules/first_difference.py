@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shoal.errors import ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
-from shoal.runtime.failures.spec_lines import BETWEEN
+from shoal.runtime.rules.spec_lines import BETWEEN
 
 MAX_GROUPS_SHOWN = 8  # versions compared; which process holds which is known anyway
 _PIECES = 64

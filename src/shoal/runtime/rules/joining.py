@@ -14,26 +14,92 @@ from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import Refusal, listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
-from shoal.runtime.wire.proof import WRONG_TOKEN
 
 PROTOCOL = 9
-# The indented lines are printed as they are, for people to paste.
-REMEDY = """\
-set SHOAL_TOKEN to one secret for all processes; make it once, and use it on every host:
-  (umask 077; openssl rand -hex 16 > token)   # once; copy it to all hosts
-  export SHOAL_TOKEN=$(cat token)             # on every host
-  sbatch --export=ALL train.sbatch            # Slurm; Open MPI: mpirun -x SHOAL_TOKEN …
-  kubectl create secret generic job \\
-    --from-literal=SHOAL_TOKEN=$(openssl rand -hex 16)
-pods take it by envFrom (docs/clusters/kubernetes.md); to let anyone join, set SHOAL_INSECURE=1 on \
-all processes"""
-OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
-_NO_FACTS = Refusal()
+# What a client prints that does not know `Refusal`.
+WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
+OTHER_VERSION = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
 To = TypeVar("To", bound=Hashable)
+
+
+class Stranger(NamedTuple):
+    """A connection that was refused for its token."""
+
+    process: int  # as it claims; -1: it claims none
+    origin: str  # where it comes from
+
+
+class WrongHello(NamedTuple):
+    """What is wrong with a HELLO."""
+
+    what: str  # "protocol" | "count" | "index" | "twice" | "versions"
+    process: str  # whose it is
+    given: str = ""  # what it says
+    other: str = ""  # the process that it contradicts; empty: the coordinator
+    wanted: str = ""  # what that one says
+
+
+class Refusal(NamedTuple):
+    """Why a process, or all, cannot join."""
+
+    # "late": the deadline has passed. "died": a process has, or gave up. "abandoned": process 0, or
+    # a service, is gone. "complete": all are here. "wrong": a HELLO. "token": that of the process.
+    # "version": its shoal is another. "lacks-token": process 0 has none. "given": as `words` say.
+    reason: str
+    words: str = ""  # of these last four
+    who: str = ""  # has died, is gone or is here
+    missing: tuple[int, ...] = ()
+    here: tuple[int, ...] = ()
+    by: int = -1  # the process with the deadline
+    timeout_s: float = 0.0
+    num_processes: int = 0
+    strangers: tuple[Stranger, ...] = ()
+    problems: tuple[WrongHello, ...] = ()
+    is_child: bool = False  # of the process that is here, perhaps
+
+
+def refusal_of_row(row: object) -> Refusal:
+    """Parse a refusal as it is sent: in JSON, a tuple is a list.
+
+    Raises:
+      FrameError: it is none.
+    """
+    kinds = [str, str, str, list, list, int, float, int, list, list, bool]
+    if not isinstance(row, list) or [*map(type, row)] != kinds:
+        raise FrameError("a message holds no refusal")
+    found = Refusal(*row)
+    return found._replace(
+        missing=_processes(found.missing),
+        here=_processes(found.here),
+        strangers=strangers_of(row[8]),
+        problems=tuple(map(_problem_of, row[9])),
+    )
+
+
+def strangers_of(rows: object) -> tuple[Stranger, ...]:
+    """Parse the connections that were refused."""
+    if not isinstance(rows, list):
+        raise FrameError("field 'strangers' is not a list")
+    for row in rows:
+        if not isinstance(row, list) or [*map(type, row)] != [int, str]:
+            raise FrameError("field 'strangers' holds an invalid one")
+    return tuple(Stranger(*row) for row in rows)
+
+
+def _problem_of(row: object) -> WrongHello:
+    if not isinstance(row, list) or [*map(type, row)] != [str] * len(WrongHello._fields):
+        raise FrameError("a refusal holds an invalid problem")
+    return WrongHello(*row)
+
+
+def _processes(row: Iterable[object]) -> tuple[int, ...]:
+    found = tuple(process for process in row if type(process) is int)
+    if found != tuple(row):
+        raise FrameError("a refusal lists invalid processes")
+    return found
 
 
 class Hello(NamedTuple):
@@ -59,9 +125,7 @@ class JoinReply(NamedTuple, Generic[To]):
     """`refusal` is None for a welcome, else why this process (or all) cannot join."""
 
     to: To
-    refusal: str | None
-    missing: tuple[int, ...] = ()
-    why: Refusal = Refusal()
+    refusal: Refusal | None
 
 
 def parse_hello(header: Mapping[str, Any]) -> Hello:
@@ -97,28 +161,24 @@ class Joining(Generic[To]):
         num_processes: int,
         *,
         jax_service: str = "",
-        refusal: str = "",
-        why: Refusal = _NO_FACTS,
+        refusal: Refusal | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-          refusal: why no process can join, ever; "": they can.
-          why: the same as facts.
+          refusal: why no process can join, ever; None: they can.
         """
         self.num_processes = num_processes
         self.jax_service = jax_service
         self.deadline = math.inf
         self.stands_until = math.inf
-        self.refusal: str | None = refusal or None
+        self.refusal = refusal
         self.is_complete = False
         self._limit = (-1, math.inf)
         self._here: dict[int, Hello] = {}
         self._to: dict[int, To] = {}
         self._arrived: set[int] = set()
-        self._missing: tuple[int, ...] = ()
-        self._why = why
-        self._strangers: list[str] = []
+        self._strangers: list[Stranger] = []
 
     @property
     def next_deadline(self) -> float:
@@ -183,10 +243,11 @@ class Joining(Generic[To]):
 
     def refuse_stranger(self, header: Mapping[str, Any], origin: str, to: To) -> JoinReply[To]:
         """Return the refusal of a connection that did not prove that it has the token."""
-        self._strangers = [*self._strangers[-3:], f"{_claim(header)} from {origin}"]
+        stranger = Stranger(_claim(header), origin)
+        self._strangers = [*self._strangers[-3:], stranger]
         if isinstance(header.get("nonce"), str):
-            return JoinReply(to, WRONG_TOKEN, why=Refusal("token"))
-        return JoinReply(to, OLD_CLIENT)
+            return JoinReply(to, Refusal("token", words=WRONG_TOKEN))
+        return JoinReply(to, Refusal("version", words=OTHER_VERSION))
 
     def hello(self, now: float, hello: Hello, to: To) -> list[JoinReply[To]]:
         """Take a HELLO; return the replies now due: to none, to this process, or to all."""
@@ -195,13 +256,14 @@ class Joining(Generic[To]):
         if 0 <= hello.process < self.num_processes:
             self._arrived.add(hello.process)
         if self.refusal is not None:
-            return [JoinReply(to, self.refusal, self._missing, self._why)]
+            return [JoinReply(to, self.refusal)]
         if now + hello.timeout_s < self.deadline:
             self.deadline = now + hello.timeout_s
             self._limit = (hello.process, hello.given_s or hello.timeout_s)
         problems = self._problems(hello)
         if problems:
-            return [*self._refuse(now, "; ".join(problems)), JoinReply(to, self.refusal)]
+            refusal = Refusal("wrong", problems=tuple(problems))
+            return [*self._refuse(now, refusal), JoinReply(to, refusal)]
         self._here[hello.process], self._to[hello.process] = hello, to
         self.jax_service = self.jax_service or hello.jax_service
         if len(self._here) < self.num_processes:
@@ -215,79 +277,71 @@ class Joining(Generic[To]):
             return []
         gone = self._here[process]
         del self._to[process]
-        return self._refuse(now, f"{gone} died or gave up before all had joined", (process,))
+        return self._refuse(now, Refusal("died", who=str(gone), missing=(process,)))
 
-    def abandon(
-        self, now: float, reason: str = "the process that started the coordinator died or gave up"
-    ) -> list[JoinReply[To]]:
-        """End the joining, because what every job needs is gone."""
+    def abandon(self, now: float, who: str = "") -> list[JoinReply[To]]:
+        """End the joining, because what every job needs is gone; `who`: empty: process 0."""
         if self.is_complete or self.refusal is not None:
             return []
-        words = f"{reason} before all had joined; {listed(self.absent())} never joined"
-        return self._refuse(now, words, self.absent())
+        return self._refuse(now, Refusal("abandoned", who=who, missing=self.absent()))
 
     def tick(self, now: float) -> list[JoinReply[To]]:
         """End the joining at the earliest deadline of the waiting processes."""
         if now < self.next_deadline:
             return []
-        missing = self.absent()
         by, timeout_s = self._limit
-        reason = f"{listed(missing)} of {self.num_processes} did not join within {timeout_s:g} s"
-        reason += f" (the deadline of process {by}); here: {listed(self._here)}"
-        strangers = self.refused_words()
-        reason += f"; {strangers}" if strangers else ""
-        return self._refuse(now, reason, missing, Refusal("late", strangers))
+        refusal = Refusal(
+            "late",
+            missing=self.absent(),
+            here=tuple(sorted(self._here)),
+            by=by,
+            timeout_s=float(timeout_s),
+            num_processes=self.num_processes,
+            strangers=self.strangers,
+        )
+        return self._refuse(now, refusal)
 
-    def refused_words(self) -> str:
-        """Return a clause about processes that were refused for their token; "" if none were."""
-        claims = ", ".join(dict.fromkeys(self._strangers))
-        return f"refused because its token is wrong: {claims}" if claims else ""
+    @property
+    def strangers(self) -> tuple[Stranger, ...]:
+        """The last processes that were refused for their token."""
+        return tuple(dict.fromkeys(self._strangers))
 
     def absent(self) -> tuple[int, ...]:
         """Return the processes that have not joined."""
         return tuple(p for p in range(self.num_processes) if p not in self._here)
 
-    def _refuse(
-        self, now: float, reason: str, missing: tuple[int, ...] = (), why: Refusal = _NO_FACTS
-    ) -> list[JoinReply[To]]:
+    def _refuse(self, now: float, refusal: Refusal) -> list[JoinReply[To]]:
         self.stands_until = min(self.deadline, now + _STANDS_S)
-        self.refusal, self._missing, self._why = reason, missing, why
-        return [JoinReply(to, reason, missing, why) for to in self._to.values()]
+        self.refusal = refusal
+        return [JoinReply(to, refusal) for to in self._to.values()]
 
-    def _why_complete(self, hello: Hello) -> str:
+    def _why_complete(self, hello: Hello) -> Refusal:
         there = self._here.get(hello.process)
-        words = "the job is complete" + (f": {there} is process {hello.process}" if there else "")
-        if there and there.host_id and there.host_id == hello.host_id:
-            words += (
-                "; if this is a child of it, put initialize() below `if __name__ == '__main__':`, "
-                "or pass num_processes=1"
-            )
-        return words
+        if there is None:
+            return Refusal("complete")
+        is_child = there.host_id != "" and there.host_id == hello.host_id
+        return Refusal("complete", who=str(there), missing=(hello.process,), is_child=is_child)
 
-    def _problems(self, hello: Hello) -> list[str]:
+    def _problems(self, hello: Hello) -> list[WrongHello]:
         """Return everything that is wrong with a HELLO, with both sides."""
-        count = self.num_processes
+        name, count = str(hello), self.num_processes
         problems = []
         if hello.protocol != PROTOCOL:
-            problems.append(
-                f"{hello} speaks protocol {hello.protocol}, the coordinator {PROTOCOL}:"
-                " install the same shoal everywhere"
-            )
+            wanted = str(PROTOCOL)
+            problems.append(WrongHello("protocol", name, str(hello.protocol), wanted=wanted))
         if hello.num_processes != count:
-            problems.append(
-                f"{hello} says that the job has {hello.num_processes} processes,"
-                f" the coordinator was started for {count}"
-            )
+            problems.append(WrongHello("count", name, str(hello.num_processes), wanted=str(count)))
         if not 0 <= hello.process < count:
-            problems.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
+            problems.append(WrongHello("index", name, str(hello.process), wanted=str(count)))
         there = self._here.get(hello.process)
         if there:
-            problems.append(f"two processes have the index {hello.process}: {there} and {hello}")
+            problems.append(WrongHello("twice", name, str(hello.process), other=str(there)))
         first = next(iter(self._here.values()), hello)  # the others run the same versions
         if first.versions != hello.versions:
             problems.append(
-                f"{first} runs {first.versions}, but {hello} runs {hello.versions}:"
-                " install the same versions everywhere"
+                WrongHello(
+                    "versions", name, hello.versions, other=str(first), wanted=first.versions
+                )
             )
         return problems
 
@@ -306,8 +360,9 @@ def hosts_of(runs: Iterable[Sequence[Any]]) -> tuple[str, ...]:
     return tuple(chain.from_iterable(repeat(host, count) for host, count in runs))
 
 
-def _claim(header: Mapping[str, Any]) -> str:
-    """Return the index that an untrusted connection claims, if it is a short number."""
+def _claim(header: Mapping[str, Any]) -> int:
+    """Return the index that an untrusted connection claims, if it is a short number; else -1."""
     process = header.get("process")
-    known = isinstance(process, int) and not isinstance(process, bool) and 0 <= process < 10**6
-    return f"process {process}" if known else "a process without an index"
+    if isinstance(process, int) and not isinstance(process, bool) and 0 <= process < 10**6:
+        return process
+    return -1

@@ -42,10 +42,9 @@ from shoal.runtime.rules.meeting_answers import (
     TrailsApart,
 )
 from shoal.runtime.rules.messages import Abandoned
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Departure, Point
 from shoal.runtime.rules.roster import Record, Roster
 from shoal.runtime.rules.trail_marks import UNKNOWN
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 To = TypeVar("To", bound=Hashable)

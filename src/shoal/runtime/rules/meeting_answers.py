@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from shoal.runtime.rules.point import Fingerprint, Member, Point
+from shoal.runtime.rules.point import Departure, Fingerprint, Member, Point
+from shoal.runtime.rules.programs import Differences
 from shoal.runtime.rules.requested_saves import SaveState
 from shoal.runtime.rules.trail_marks import Found, TrailVersion, TrailVersions
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import FrameError
 
 Facts: TypeAlias = dict[str, Any]
@@ -245,7 +245,7 @@ class MembersKnown(NamedTuple):
 
     members: Sequence[Member]
     services: Sequence[Sequence[str]]
-    programs: Sequence[str] = ()  # that only some have compiled: see `ProgramSets.lines`
+    programs: Differences = Differences()
 
     kind: Literal["members"] = "members"
 
@@ -313,7 +313,7 @@ class ReportAsked(NamedTuple):
 
     reports: bool
     states: Sequence[Facts]  # see `Roster.states`
-    programs: Sequence[str] = ()  # that only some have compiled
+    programs: Differences = Differences()
 
     kind: Literal["report"] = "report"
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance
-from shoal.runtime.rules.point import Fingerprint, Point
+from shoal.runtime.rules.point import Departure, Fingerprint, Point
 from shoal.runtime.rules.programs import Noted, noted_of
 from shoal.runtime.rules.requested_saves import (
     ANSWERED,
@@ -29,7 +29,6 @@ from shoal.runtime.rules.stopping import (
     StopReport,
 )
 from shoal.runtime.rules.trail_marks import TrailMarks
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,

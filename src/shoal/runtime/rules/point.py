@@ -119,6 +119,23 @@ class Member(NamedTuple):
         return None if self.step_s is None else self.step_s - self.wait_s
 
 
+class Departure(NamedTuple):
+    """How a process has left its job, as the other processes know it."""
+
+    words: str  # what it reported; of a lost one, why it is lost and where it was last
+    state: str = "failed"  # "left" | "failed" | "lost"
+    how: str = ""  # "raised" | "found" (an error of all that met) | "exited"; empty: unknown
+    # Why it is lost, if `words` say more: "its connection closed"; of one that left in order by
+    # `sys.exit`, the call site.
+    why: str = ""
+    follows: bool = False  # others have led to it, as it reported
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it left the job without a failure."""
+        return self.state == "left" and self.how != "exited"
+
+
 def aged(words: str, ending: str, seconds: float) -> str:
     """Return last words with their age; `ending`: `AGO` or `LASTING`."""
     return words + ending.format(f"{seconds:.1f}")

@@ -18,14 +18,9 @@ one of them runs once more, leaves no trace.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from shoal.errors import counted
-from shoal.hashing import content_digest
-from shoal.runtime.failures.shortening import process_ranges
-from shoal.runtime.system.callsite import line_of
 from shoal.runtime.wire.frames import FrameError
 
 Owners: TypeAlias = tuple[int, ...] | None  # None: all processes of the job
@@ -34,18 +29,9 @@ MOST_GROUPS = 16  # sets of owners of a process
 MOST_SENT = 64  # programs in one heartbeat
 MOST_LARGE = 32  # elements of a constant whose values are compared
 _MOST_KNOWN = 4096  # programs that not all owners have compiled, at the coordinator
-_MOST_TEXT = 200  # characters of a name, the types of its arguments, or a call site
-_MOST_LINES = 32  # differences in words
-_TYPES = 3  # arguments whose types are shown
+MOST_TEXT = 200  # characters of a name, the types of its arguments, or a call site
+_MOST_SENT = 32  # differences
 _MEETINGS = 2
-_MODULE = re.compile(rb"module @\"?([^\s\"]+)")
-_MAIN = re.compile(rb"@main\((.*)")
-_ARGUMENT = re.compile(rb"%arg\d+: tensor<((?:\d+x)*)([^>]*)>")
-_COMPLEX = {b"complex<f32": b"c64", b"complex<f64": b"c128"}
-# These are called by an address, which differs between processes.
-_ADDRESS = re.compile(
-    rb'(@(?:CustomSPMDPartitioning|InspectSharding)[^\n]*?)backend_config = "[^"]*"'
-)
 
 
 class CompiledProgram(NamedTuple):
@@ -56,44 +42,6 @@ class CompiledProgram(NamedTuple):
     types: str  # of its arguments: "f32[8,4], i32[] and 3 more"
     num_devices: int
     site: str  # where the program has called it: "eval.py:31 (main)"
-
-
-def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledProgram:
-    """Return a program as it is noted.
-
-    Args:
-      text: its StableHLO, as `assert_same_program` compares it.
-      device_ids: of its devices, in order.
-
-    >>> text = b"module @jit_f {\\n func.func public @main(%arg0: tensor<8x4xf32>) -> () {}}"
-    >>> program_of(text, [0, 1], "train.py:3")[1:]
-    ('jit(f)', 'f32[8,4]', 2, 'train.py:3')
-    """
-    module, main = _MODULE.search(text), _MAIN.search(text)
-    name = module[1].decode(errors="replace") if module else "a program"
-    types = [_type(*one) for one in _ARGUMENT.findall(main[1])] if main else []
-    shown = ", ".join(types[:_TYPES])
-    more = len(types) - _TYPES
-    text = without_addresses(text)
-    digest = content_digest(text + repr([*device_ids]).encode()).hex()
-    kind, _, function = name.partition("_")
-    return CompiledProgram(
-        digest,
-        name=(f"{kind}({function})" if function else name)[:_MOST_TEXT],
-        types=(f"{shown} and {more} more" if more > 0 else shown)[:_MOST_TEXT],
-        num_devices=len(device_ids),
-        site=site[:_MOST_TEXT],
-    )
-
-
-def without_addresses(text: bytes) -> bytes:
-    """Return the StableHLO of a program as it is compared between processes."""
-    return _ADDRESS.sub(rb"\1", text)
-
-
-def _type(dims: bytes, element: bytes) -> str:
-    kind = _COMPLEX.get(element, element).decode(errors="replace")
-    return f"{kind}[{dims.decode().rstrip('x').replace('x', ',')}]"
 
 
 class Noted(NamedTuple):
@@ -134,11 +82,9 @@ def _noted_of(row: object, group_of: Callable[[object], tuple[int, ...] | None])
     owners, met, total, rows = row
     programs = []
     for one in rows:
-        if not isinstance(one, list) or [*map(type, one)] != [str, str, str, int, str, int]:
+        if not isinstance(one, list) or not one or type(one[-1]) is not int:
             raise FrameError("field 'programs' holds an invalid program")
-        digest, name, types, num_devices, site, at = one
-        digest, name, types, site = (text[:_MOST_TEXT] for text in (digest, name, types, site))
-        programs.append((CompiledProgram(digest, name, types, num_devices, site), at))
+        programs.append((_program_of(one[:-1]), one[-1]))
     return Noted(None if owners is None else group_of(owners), met, total, programs)
 
 
@@ -151,33 +97,69 @@ class ProgramDifference(NamedTuple):
     owners: tuple[int, ...]
     instead: CompiledProgram | None  # of `lack`, with the same name and types of arguments
 
-    @property
-    def text(self) -> str:
-        """A sentence."""
-        program, owners = self.program, process_ranges(self.owners)
-        devices = f"{counted(program.num_devices, 'device')} of {owners}"
-        if self.instead is not None:
-            pairs = sorted([(self.have, program), (self.lack, self.instead)])
-            sites = [
-                f"{process_ranges(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs
-            ]
-            function = program.name.partition("(")[2].rstrip(")") or "f"
-            return (
-                f"processes have compiled different programs {program.name} for {devices}, with "
-                f"arguments {program.types or 'of no type'}: {'; '.join(sites)}. "
-                f"`shoal.assert_same_program({function}, …)` shows the first line that differs"
-            )
-        have, lack = process_ranges(self.have), process_ranges(self.lack)
-        what = f"{program.name} for {devices}{_site(program)}"
-        if len(self.have) == 1:
-            return f"{have} alone has compiled {what}; if it runs it, it may wait for the others"
-        verb = "has" if len(self.lack) == 1 else "have"
-        run = "if they run it, they may wait for the others"
-        return f"{have} have compiled {what}, and {lack} {verb} not; {run}"
+
+class Differences(NamedTuple):
+    """Programs that only some of their owners have compiled, the first ones first."""
+
+    shown: tuple[ProgramDifference, ...] = ()
+    left_out: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.shown)
+
+    def joined(self, later: Differences) -> Differences:
+        """Return these, and those of `later` that are not among them."""
+        shown = tuple(dict.fromkeys([*self.shown, *later.shown]))
+        return _first_of(shown, max(self.left_out, later.left_out))
+
+    def most(self, number: int) -> Differences:
+        """Return the first ones."""
+        return _first_of(self.shown, self.left_out, most=number)
 
 
-def _site(program: CompiledProgram) -> str:
-    return f" at {line_of(program.site)}" if program.site else ""
+def _first_of(
+    shown: tuple[ProgramDifference, ...], left_out: int, most: int = _MOST_SENT
+) -> Differences:
+    return Differences(shown[:most], left_out + max(0, len(shown) - most))
+
+
+def differences_of(row: object) -> Differences:
+    """Parse differences as they are sent: in JSON, a tuple is a list.
+
+    Raises:
+      FrameError: they are not.
+    """
+    if not isinstance(row, list) or [*map(type, row)] != [list, int]:
+        raise FrameError("field 'programs' holds no differences")
+    rows, left_out = row
+    return Differences(tuple(map(_difference_of, rows)), left_out)
+
+
+def _difference_of(row: object) -> ProgramDifference:
+    if not isinstance(row, list) or len(row) != len(ProgramDifference._fields):
+        raise FrameError("field 'programs' holds an invalid difference")
+    program, have, lack, owners, instead = row
+    return ProgramDifference(
+        _program_of(program),
+        have=_processes(have),
+        lack=_processes(lack),
+        owners=_processes(owners),
+        instead=None if instead is None else _program_of(instead),
+    )
+
+
+def _processes(row: object) -> tuple[int, ...]:
+    if not isinstance(row, list) or {*map(type, row)} != {int}:
+        raise FrameError("field 'programs' lists no processes")
+    return tuple(row)
+
+
+def _program_of(row: object) -> CompiledProgram:
+    if not isinstance(row, list) or [*map(type, row)] != [str, str, str, int, str]:
+        raise FrameError("field 'programs' holds an invalid program")
+    digest, name, types, num_devices, site = row
+    digest, name, types, site = (text[:MOST_TEXT] for text in (digest, name, types, site))
+    return CompiledProgram(digest, name, types, num_devices, site)
 
 
 class _Partial:
@@ -213,9 +195,8 @@ class ProgramSets:
     False
     >>> sets.receive(1, [Noted(None, 6, 0, [])])
     True
-    >>> sets.lines()
-    ['process 0 alone has compiled jit(f) for 8 devices of processes 0-1 at train.py:3; if it runs \
-it, it may wait for the others']
+    >>> [(one.program.name, one.have, one.lack) for one in sets.differences().shown]
+    [('jit(f)', (0,), (1,))]
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -268,25 +249,20 @@ it, it may wait for the others']
             one.counts = has_met and any(self._lacks(p, reports, one) for p in members)
         return any(one.counts for one in partial)
 
-    def lines(self, *, still: Collection[int] | None = None) -> list[str]:
-        """Return the differences in words, the first ones first, and at the end how many more.
+    def differences(self, *, still: Collection[int] | None = None) -> Differences:
+        """Return the differences.
 
         Args:
           still: processes that do not move, all of which have sent a heartbeat since they stopped.
             If one of them lacks a program, that is a difference although it has not met the others
             since. None: only the differences that count.
         """
-        found = [one.text for one in self.differences(still=still)]
-        more = len(found) - _MOST_LINES
-        return [*found[:_MOST_LINES], f"and {more} more"] if more > 0 else found
-
-    def differences(self, *, still: Collection[int] | None = None) -> list[ProgramDifference]:
-        """Return the differences: see `lines`."""
-        return [
+        found = [
             difference
             for owners, known in self._known.items()
             for difference in self._of(owners, known, still)
         ]
+        return _first_of(tuple(found), 0)
 
     def _of(
         self, owners: Owners, known: Mapping[str, _Partial], still: Collection[int] | None

@@ -14,8 +14,8 @@ from shoal.runtime.rules.meeting_answers import (
     SurvivorsMet,
 )
 from shoal.runtime.rules.messages import Abandoned, Beat
-from shoal.runtime.rules.point import AGO, LASTING, STEP, Member, Point, aged
-from shoal.runtime.system.failure_words import Departure, headline_of
+from shoal.runtime.rules.point import AGO, LASTING, STEP, Departure, Member, Point, aged
+from shoal.runtime.system.foreign_text import headline_of
 
 To = TypeVar("To", bound=Hashable)
 

@@ -24,14 +24,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from shoal.errors import counted
-from shoal.runtime.failures.comparison import process_label
-from shoal.runtime.system.callsite import line_of, split_site
+from shoal.runtime.rules.programs import Differences, differences_of
+from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
 MOST_SITE = 300  # characters
-_MOST_GROUPS = 8  # of processes at one place, in a report
+_MOST_GROUPS = 64  # of processes at one place, that are sent
 _BELOW = ("library", "", "jax")
 _FACTS = (
     "is_waiting", "has_returned", "marks_its_loop", "is_compiling", "may_poll", "is_due", "is_held",
@@ -44,33 +43,12 @@ _ANSWER_S = 1.5  # how long a process may take to say where a silent one of its 
 _SEEN_S = 2.0  # after which it is asked again
 
 
-class Stance(NamedTuple):
-    """How processes stand at a place."""
-
-    words: str  # the predicate of a sentence, without the place
-    verb: str = "called"  # what precedes the place
-    waits_for: str = ""  # "others", in a call of shoal; "reader", its own, in `feed`; "left": it
-    # has left the job, and waits for nothing
-
-    def at(self, site: str) -> str:
-        """Return the predicate with the place; empty: unknown.
-
-        >>> Stance("in JAX").at("train.py:14"), Stance("", "").at("train.py:14")
-        ('in JAX, called at train.py:14', 'at train.py:14')
-        """
-        place = f"{self.verb} at {site}".strip() if site else ""
-        return ", ".join(filter(None, (self.words, place)))
-
-
-_IN_PROGRAM = Stance("", "")
-_SLOW = Stance("slow", "")
-_IN_JAX = Stance("in JAX")
-_FOR_READER = Stance("waiting for its reader", waits_for="reader")
-_IN_SHOAL = Stance("waiting in shoal", waits_for="others")
-_LEFT = Stance("left the job", "last", waits_for="left")
-_UNSEEN = Stance("without a heartbeat", "")
-_HELD = Stance("in native code that holds the interpreter lock")
-_SLOW_HELD = Stance(f"slow, {_HELD.words}")
+# How processes stand at a place.
+IN_PROGRAM, SLOW, IN_JAX = "in-program", "slow", "in-jax"
+FOR_READER, IN_SHOAL, LEFT = "for-reader", "in-shoal", "left"
+UNSEEN, HELD, SLOW_HELD = "unseen", "held", "slow-held"  # see LOCKED
+LOCKED = "in native code that holds the interpreter lock"
+_STANCES = (IN_PROGRAM, SLOW, IN_JAX, FOR_READER, IN_SHOAL, LEFT, UNSEEN, HELD, SLOW_HELD)
 
 
 class Idle(NamedTuple):
@@ -135,16 +113,18 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     return Idle(idle_s, limit_s, site, below, source=source, **facts)  # type: ignore[arg-type]
 
 
-def seen_words(seen: Seen | None) -> str:
-    """Return where a silent process is, and how."""
-    stance, site = _seen_at(seen)
-    return stance.at(site)
-
-
-def _seen_at(seen: Seen | None) -> tuple[Stance, str]:
+def seen_at(seen: Seen | None) -> tuple[str, str]:
+    """Return how and where a silent process stands."""
     if seen is None or not seen.site:
-        return _UNSEEN, ""
-    return _SLOW_HELD if seen.share >= _BUSY else _HELD, line_of(seen.site)
+        return UNSEEN, ""
+    return SLOW_HELD if seen.share >= _BUSY else HELD, line_of(seen.site)
+
+
+def seen_words(seen: Seen) -> str:
+    """Return how and where a silent process stands, for the words about its loss."""
+    stance, site = seen_at(seen)
+    slow = "slow, " if stance == SLOW_HELD else ""
+    return f"{slow}{LOCKED}, called at {site}"
 
 
 def seen_header(process: int, seen: Seen) -> dict[str, Any]:
@@ -162,25 +142,9 @@ class StalledGroup(NamedTuple):
     """Processes that stand at one place."""
 
     processes: tuple[int, ...]
-    how: Stance
+    stance: str
     site: str  # "train.py:14"; "": unknown
     source: str  # the line of `site`
-    order: tuple[int, int, int]  # the likeliest cause of the stall first
-
-    @property
-    def text(self) -> str:
-        """A sentence: which processes, how and where."""
-        return f"{process_label(self.processes)} {self.how.at(self.site)}"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For the launcher's report."""
-        file, line = split_site(self.site)
-        facts = {"processes": self.processes, "waits_for": self.how.waits_for}
-        if not file or self.how is _LEFT:
-            return {**facts, "words": self.how.at(self.site)}
-        place = {"file": file, "line": line, "source": self.source}
-        return {**facts, "words": self.how.words, **place}
 
 
 class Stall(NamedTuple):
@@ -188,26 +152,39 @@ class Stall(NamedTuple):
 
     is_final: bool  # the job is to be ended
     idle_s: float  # for how long all are idle
-    groups: tuple[StalledGroup, ...]  # of all processes, the odd ones first
+    groups: tuple[StalledGroup, ...]  # the odd ones first
+    places: int  # of all processes; more than `groups`, if there are many
+    programs: Differences = Differences()
+    reporter: int = -1  # the process that prints the report of the job, where no launcher does
 
-    @property
-    def headline(self) -> str:
-        """One sentence: for how long, and where the odd ones and the others are."""
-        first, *others = self.groups
-        rest = f"; {others[0].text}" if others else ""
-        return f"no process has moved for {self.idle_s:.0f} s: {first.text}{rest}"
 
-    @property
-    def lines(self) -> list[str]:
-        """One line for each group, with its source line."""
-        lines = [f"{group.text}   {group.source}".rstrip() for group in self.groups[:_MOST_GROUPS]]
-        more = len(self.groups) - len(lines)
-        return [*lines, f"… and {counted(more, 'more place')}"] if more > 0 else lines
+def stall_of(row: object) -> Stall:
+    """Parse a stall as it is sent: in JSON, a tuple is a list.
 
-    @property
-    def text(self) -> str:
-        """The headline, then the lines, indented."""
-        return "\n".join([self.headline, *(f"  {line}" for line in self.lines)])
+    Raises:
+      FrameError: it is none.
+    """
+    kinds = [bool, float, list, int, list, int]
+    if not isinstance(row, list) or [*map(type, row)] != kinds or not row[2]:
+        raise FrameError("a message holds no stall")
+    is_final, idle_s, groups, places, programs, reporter = row
+    return Stall(
+        is_final,
+        idle_s,
+        groups=tuple(map(_group_of, groups)),
+        places=places,
+        programs=differences_of(programs),
+        reporter=reporter,
+    )
+
+
+def _group_of(row: object) -> StalledGroup:
+    if not isinstance(row, list) or [*map(type, row)] != [list, str, str, str]:
+        raise FrameError("a stall holds an invalid place")
+    processes, stance, site, source = row
+    if stance not in _STANCES or {*map(type, processes)} != {int}:
+        raise FrameError("a stall holds an invalid place")
+    return StalledGroup(tuple(processes), stance, site[:MOST_SITE], source[:MOST_SITE])
 
 
 class Stalls:
@@ -216,9 +193,9 @@ class Stalls:
     >>> stalls = Stalls()
     >>> stalls.receive(60.0, 0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", seen_s=5.0))
     >>> stalls.receive(60.0, 1, Idle(9.0, 5.0, "train.py:12 (main)", seen_s=5.0))
-    >>> stalls.judge(60.0, (0, 1), {}, {}).headline
-    'no process has moved for 9 s: process 1 at train.py:12; process 0 in JAX, called at \
-train.py:14'
+    >>> stall = stalls.judge(60.0, (0, 1), {}, {})
+    >>> [(group.processes, group.stance, group.site) for group in stall.groups]
+    [((1,), 'in-program', 'train.py:12'), ((0,), 'in-jax', 'train.py:14')]
     """
 
     def __init__(self) -> None:
@@ -301,7 +278,8 @@ train.py:14'
         if not (is_final or is_due):
             return None
         self.has_ended, self._report_from_s = is_final, 2 * idle_s
-        return Stall(is_final, idle_s, self._groups(idle, left, silent_s))
+        groups = self._groups(idle, left, silent_s)
+        return Stall(is_final, float(idle_s), groups[:_MOST_GROUPS], places=len(groups))
 
     def _is_asked(self, now: float, silent: int) -> bool:
         """Return whether an answer about it may still come."""
@@ -315,43 +293,49 @@ train.py:14'
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
-        processes_at: dict[tuple[Stance, str, int, int], list[int]] = {}
+        processes_at: dict[_Place, list[int]] = {}
         sources = {line_of(one.site): one.source for one in idle.values()}
         for process in silent_s:
-            processes_at.setdefault((*_seen_at(self.seen(process)), 0, 0), []).append(process)
+            stance, site = seen_at(self.seen(process))
+            processes_at.setdefault(_Place(stance, site), []).append(process)
         for process, one in idle.items():
             processes_at.setdefault(_stands(one), []).append(process)
         # One that left explains why others wait, unless one of the living does.
-        order = 0 if min(order for _, _, order, _ in processes_at) > 1 else 2
+        order = 0 if min(place.order for place in processes_at) > 1 else 2
         for process, where in left.items():
-            processes_at.setdefault((_LEFT, line_of(where), order, 0), []).append(process)
-        groups = [
-            StalledGroup(
-                processes=tuple(processes),
-                how=how,
-                site=site,
-                source=sources.get(site, ""),
-                order=(order, len(processes), tie),
-            )
-            for (how, site, order, tie), processes in processes_at.items()
-        ]
-        return tuple(sorted(groups, key=lambda group: (group.order, group.processes)))
+            processes_at.setdefault(_Place(LEFT, line_of(where), order), []).append(process)
+        places = sorted(
+            processes_at,
+            key=lambda at: (at.order, len(processes_at[at]), at.tie, processes_at[at]),
+        )
+        return tuple(
+            StalledGroup(tuple(processes_at[at]), at.stance, at.site, sources.get(at.site, ""))
+            for at in places
+        )
 
 
-def _stands(idle: Idle) -> tuple[Stance, str, int, int]:
-    """Return how and where a process stands, and two numbers, lower for the likelier cause of the
-    stall.
+class _Place(NamedTuple):
+    """How and where processes stand; `order` and `tie` are lower for the likelier cause."""
+
+    stance: str
+    site: str
+    order: int = 0
+    tie: int = 0
+
+
+def _stands(idle: Idle) -> _Place:
+    """Return how and where a process stands.
 
     Code of a library, as a queue's, waits for no other process. Of processes that may wait for
     others, the fewest are odd; native code below the program may be JAX's, or a lock.
     """
-    site = line_of(idle.site) or "an unknown place"
+    site = line_of(idle.site)
     if idle.is_slow:
-        return _SLOW, site, 1, 0
+        return _Place(SLOW, site, order=1)
     if idle.is_reading:
-        return _FOR_READER, site, 0, 0
+        return _Place(FOR_READER, site)
     if idle.is_waiting:
-        return _IN_SHOAL, site, 4, 0
+        return _Place(IN_SHOAL, site, order=4)
     if idle.below == "jax":
-        return _IN_JAX, site, 3, 1
-    return _IN_PROGRAM, site, 1 if idle.below else 3, 0
+        return _Place(IN_JAX, site, order=3, tie=1)
+    return _Place(IN_PROGRAM, site, order=1 if idle.below else 3)

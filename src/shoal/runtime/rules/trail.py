@@ -18,21 +18,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from shoal.errors import DivergenceError
 from shoal.hashing import call_digest, short_digest
-from shoal.runtime.failures.spec_lines import with_value
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.spec_lines import with_value
 from shoal.runtime.rules.trail_marks import (
     UNKNOWN,
     Found,
     LaneTrail,
     Marks,
     TrailMarks,
-    TrailVersion,
     exact_of,
     lanes_of,
 )
@@ -353,14 +351,3 @@ class Trails:
                 "not compared with theirs; pass lane= to name its lane (logged once)",
                 self._process, self._num_processes, entry.place,
             )  # fmt: skip
-
-
-class TrailsDiffer(DivergenceError):
-    """The trails of the members differ; the first different call is not known yet.
-
-    `lane` is the lane concerned, if it is not that of the point.
-    """
-
-    def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
-        super().__init__("processes made different calls")
-        self.versions, self.lane = versions, lane

@@ -33,9 +33,10 @@ from shoal.runtime.rules.messages import (
     stop_report_of,
     trails_of,
 )
+from shoal.runtime.rules.point import Departure
 from shoal.runtime.rules.stalls import idle_of, seen_of
 from shoal.runtime.server.job import Life, ServedJob
-from shoal.runtime.system.failure_words import Departure, one_line
+from shoal.runtime.system.foreign_text import one_line
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -74,7 +75,7 @@ class ProcessCaller:
         if self._job.meeting is None:
             joining = self._job.joining
             absent = json.dumps(joining.absent()).encode()
-            answer = pack_frame({"is": "waiting", "refused": joining.refused_words()}, absent)
+            answer = pack_frame({"is": "waiting", "strangers": joining.strangers}, absent)
             self._job.mail.send(self._life.connection, answer)
 
     def _beat(self, _meeting: Meeting[Connection], frame: Frame) -> None:

@@ -11,10 +11,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.errors import counted
 from shoal.runtime.rules.endings import Endings
 from shoal.runtime.rules.gathering import Reply
-from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
+from shoal.runtime.rules.joining import OTHER_VERSION, Hello, Joining, JoinReply, host_runs
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import (
@@ -35,7 +34,8 @@ from shoal.runtime.rules.messages import (
     save_order_header,
     step_text,
 )
-from shoal.runtime.rules.programs import Noted, ProgramSets
+from shoal.runtime.rules.point import Departure
+from shoal.runtime.rules.programs import Differences, Noted, ProgramSets
 from shoal.runtime.rules.reporting import Named, Reporting
 from shoal.runtime.rules.requested_saves import (
     SaveOrder,
@@ -48,7 +48,6 @@ from shoal.runtime.rules.stalls import Idle, Stalls, seen_words
 from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
 from shoal.runtime.system.callsite import line_of
-from shoal.runtime.system.failure_words import Departure
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections, with_guess
@@ -56,8 +55,7 @@ from shoal.runtime.wire.server_sockets import Connection, Connections, with_gues
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
 _JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
-_MOST_SHOWN = 3  # differences in compiled programs, in the log of a stall or of a hang
-_MOST_GROUPS = 64  # of processes at one place, in the report of a stall
+_MOST_SHOWN = 3  # differences in compiled programs, in the log of a hang
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
 
@@ -85,7 +83,7 @@ class ServedJob:
         self._endings: Endings[Connection] = Endings(joining.num_processes, self._marks)
         self._stalls = Stalls()
         self._programs = ProgramSets(joining.num_processes)
-        self._programs_at_wait: list[str] = []  # when a wait ended at its deadline
+        self._programs_at_wait = Differences()  # when a wait ended at its deadline
         self._has_warned = False  # of programs
         self._has_reported_programs = False  # to the launcher, which takes the first report
         self._reporting: Reporting[Connection] = Reporting()
@@ -126,7 +124,7 @@ class ServedJob:
         """Take a HELLO; return the process's life, or None if it is refused."""
         replies = self.joining.hello(self.now(), hello, connection)
         life = None
-        if not any(reply.to is connection and reply.refusal for reply in replies):
+        if not any(reply.to is connection and reply.refusal is not None for reply in replies):
             life = self.mail.lives[hello.process] = Life(hello.process, connection)
             self.on_news(joined=hello.process)
         self.answer_joining(replies)
@@ -138,16 +136,13 @@ class ServedJob:
             self._begin()
         refused: set[Connection] = set()
         is_welcome = False
-        for to, refusal, missing, why in replies:
+        for to, refusal in replies:
             if refusal is None:
                 is_welcome = True  # and so are all
                 continue
             refused.add(to)
-            words = refusal.encode(errors="replace")  # JSON may contain half a surrogate pair
-            header = {"is": "refused", "missing": missing}
-            header |= {"reason": why.reason, "strangers": why.strangers}
-            frame = pack_frame(header, words)
-            self.mail.send_last(to, frame)
+            header = {"is": "refused", "refusal": refusal}
+            self.mail.send_last(to, pack_frame(header, (refusal.words or OTHER_VERSION).encode()))
         lives = self.mail.lives
         if refused:
             self.mail.lives = {p: a for p, a in lives.items() if a.connection not in refused}
@@ -183,21 +178,19 @@ class ServedJob:
         counts = self._programs.receive(process, noted)
         if not counts or self._has_warned or self.meeting is None:
             return
-        first, *more = self._programs.differences()
         self._has_warned = True
-        rest = f" ({counted(len(more), 'more difference')}: shoal.job_status())" if more else ""
         lowest = min((p for p in self.mail.lives if not self.meeting.has_gone(p)), default=process)
-        self.mail.push((lowest,), pack_frame({"is": "programs"}, f"{first.text}{rest}".encode()))
+        header = {"is": "programs", "programs": self._programs.differences()}
+        self.mail.push((lowest,), pack_frame(header))
 
-    def _program_lines(self) -> list[str]:
+    def _known_programs(self) -> Differences:
         """Return the differences in compiled programs, for the report of a failure."""
-        lines = self._programs.lines()
-        return [*dict.fromkeys([*self._programs_at_wait, *lines])]
+        return self._programs_at_wait.joined(self._programs.differences())
 
     def _shown_programs(self) -> dict[str, Any]:
         """Return the header field with the first differences in compiled programs, if any."""
-        lines = self._program_lines()[:_MOST_SHOWN]
-        return {"programs": lines} if lines else {}
+        found = self._known_programs().most(_MOST_SHOWN)
+        return {"programs": found} if found else {}
 
     def _push_difference(self, found: Found) -> None:
         header = {"is": "trail", "group": found.group, "lane": found.lane, "base": found.base}
@@ -260,18 +253,14 @@ class ServedJob:
         shower = awake[0]
         if stall.is_final and shows:
             shower = shows[0]
-        header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
-        programs = self._programs.lines(still=awake)
+        header = {"is": "stalled", "shower": shower, "shows": shows[:8]}
+        stall = stall._replace(programs=self._programs.differences(still=awake))
         if stall.is_final:
-            groups = [group.facts for group in stall.groups]
-            self.on_news(stalled=groups, idle_s=stall.idle_s, programs=programs)
-            header |= {"groups": groups[:_MOST_GROUPS], "idle_s": stall.idle_s}
-            header["programs"] = programs
+            self.on_news(stalled=stall, programs=stall.programs)
             # Others are in native code, and cannot print a report of the job.
-            header["reporter"] = min(self._stalls.waiting(awake), default=shower)
-        headline, *rest = stall.text.split("\n")
-        text = "\n".join([headline, *(f"  {line}" for line in programs[:_MOST_SHOWN]), *rest])
-        self.mail.push(living, pack_frame(header, text.encode(errors="replace")))
+            reporter = min(self._stalls.waiting(awake), default=shower)
+            stall = stall._replace(reporter=reporter)
+        self.mail.push(living, pack_frame(header, json.dumps(stall).encode()))
 
     def _locate(self, now: float, silent: int, awake: Collection[int]) -> None:
         """Ask a process of the same host where a silent one stands, unless one was just asked."""
@@ -297,7 +286,7 @@ class ServedJob:
         news = {"words": departure.words, **departure_header(departure)}
         news["at"] = meeting.whereabouts(self.now(), process)
         if state != "left" and not self._has_reported_programs:
-            news["programs"] = programs = self._program_lines()
+            news["programs"] = programs = self._known_programs()
             self._has_reported_programs = bool(programs)
         if end and not departure.follows:
             news["end"] = end
@@ -380,7 +369,7 @@ class ServedJob:
         """Answer a query for the members."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
-        known = MembersKnown(rows, self.service_rows(), self._programs.lines())
+        known = MembersKnown(rows, self.service_rows(), self._programs.differences())
         self.mail.answer([Reply(to, ticket, known)])
 
     def ask_report(
@@ -429,7 +418,7 @@ class ServedJob:
             answer = ReportAsked(reports, [])
             if reports and self.meeting is not None:
                 states = self.meeting.states(self.now())
-                answer = answer._replace(states=states, programs=self._program_lines())
+                answer = answer._replace(states=states, programs=self._known_programs())
             self.mail.answer([Reply(to, ticket, answer)])
 
     def _forget_reporter(self) -> None:
@@ -470,7 +459,7 @@ class ServedJob:
         for late in {id(one.answer): one.answer for one in replies}.values():
             if isinstance(late, TooLate) and late.timeout_s >= 2 * self._limits.heartbeat_s:
                 arrived = {*range(self.num_processes)}.difference(late.waiting.missing)
-                self._programs_at_wait = self._programs.lines(still=arrived)
+                self._programs_at_wait = self._programs.differences(still=arrived)
         self.mail.answer(replies)
 
     def is_silence_due(self, now: float) -> bool:
@@ -487,7 +476,7 @@ class ServedJob:
             seen = self._stalls.seen(process)
             if state == "lost":
                 where = ""
-                if silent_s and seen and seen.site:
+                if silent_s and seen is not None and seen.site:
                     where = f", {seen_words(seen)}"
                 self._dismiss(process, Departure(words + where, "lost", why=words + where))
                 continue

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import UsageError
-from shoal.runtime.rules.joining import Hello, Joining, JoinReply, parse_hello
+from shoal.runtime.rules.joining import Hello, Joining, JoinReply, Refusal, parse_hello
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.stopping import LAST, Stopped
 from shoal.runtime.server.callers import (
@@ -41,7 +41,7 @@ from shoal.runtime.server.callers import (
     ServiceCaller,
 )
 from shoal.runtime.server.job import ServedJob
-from shoal.runtime.system.failure_words import Refusal, headline_of
+from shoal.runtime.system.foreign_text import headline_of
 from shoal.runtime.system.service_commands import (
     WAITS,
     ignore_job_signals,
@@ -103,8 +103,9 @@ class MeetingPlace:
         self.address = address_text(*server.getsockname()[:2])
         self._num_processes = num_processes
         self._token = token
-        self._jax_service, self._refusal = jax_service, refusal
-        self._why = Refusal("lacks-token" if lacks_token else "")
+        self._jax_service = jax_service
+        reason = "lacks-token" if lacks_token else "given"
+        self._refusal = Refusal(reason, words=refusal) if refusal else None
         self._limits = limits or Limits.of_settings()
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
@@ -152,7 +153,7 @@ class MeetingPlace:
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle the first frames of an untrusted connection. See `server_sockets.Listener`."""
-        if self._refusal:
+        if self._refusal is not None:
             self._refuse(connection, frame)
             return
         introduced = self._connections.introduced(connection, frame, self._token)
@@ -191,7 +192,7 @@ class MeetingPlace:
         if text_field(frame.header, "do") == "hello":
             self.newest_job.hello(connection, parse_hello(frame.header))
         else:
-            reply = JoinReply(connection, self._refusal, why=self._why)
+            reply = JoinReply(connection, self._refusal)
             self.newest_job.answer_joining([reply])
 
     def on_end(self, connection: Connection, reason: str) -> None:
@@ -212,7 +213,6 @@ class MeetingPlace:
             self._num_processes,
             jax_service=self._jax_service,
             refusal=self._refusal,
-            why=self._why,
         )
         self._services.forget_ended()
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)

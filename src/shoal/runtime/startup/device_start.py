@@ -29,15 +29,15 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.exit.causes import departure_of_member, gone_members, record_sent
 from shoal.runtime.exit.guard import DEVICE_WORK
 from shoal.runtime.exit.unfinished import pause_s
+from shoal.runtime.failures.exception_text import failure_of, fate_of
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
-from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import failure_of
 from shoal.runtime.system.local_devices import are_attached
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
 
@@ -283,7 +283,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
         joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.last_words for p, member in gone.items()}
         ends = {p: departure_of_member(member) for p, member in gone.items()}
-        names = "; ".join(f"process {p} ({m.host}) {ends[p].fate}" for p, m in gone.items())
+        names = "; ".join(f"process {p} ({m.host}) {fate_of(ends[p])}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot continue {doing}: {names}", lost=lost, ends=ends)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:

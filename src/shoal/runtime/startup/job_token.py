@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.paths import make_private
-from shoal.runtime.rules.joining import REMEDY
+from shoal.runtime.failures.joining_text import REMEDY
 from shoal.runtime.wire.frames import split_address
 from shoal.runtime.wire.proof import derived
 from shoal.runtime.wire.sockets import is_loopback, short_folder

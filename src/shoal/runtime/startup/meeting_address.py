@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 from shoal.errors import InitializeError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
+from shoal.runtime.failures.joining_text import REMEDY, not_joined_of
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
-from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.startup import services
 from shoal.runtime.startup.job_token import LACKING_S, JobToken, find_token
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
-from shoal.runtime.system.failure_words import refusal_of
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.sockets import (
@@ -111,7 +110,7 @@ def _join(cluster: JobPlace, place: Place, deadline: float, versions: str | None
             versions=versions,
         )
     except InitializeError as error:
-        refusal = refusal_of(error)
+        refusal = not_joined_of(error)
         is_of_token = token.lack or refusal.reason == "token" or refusal.strangers
         if refusal.remedy or not is_of_token:
             raise

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from shoal import settings
 from shoal.errors import InitializeError
 from shoal.paths import dangling_link, make_private
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.deadline import given_s
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.socket_calls import LinkError, encoded_name, socket_call
 
 _LOG = logging.getLogger("shoal")

@@ -27,7 +27,6 @@ from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field
 
 __all__ = [
     "CHALLENGE",
-    "WRONG_TOKEN",
     "Introduction",
     "derived",
     "introduce",
@@ -37,7 +36,6 @@ __all__ = [
 ]
 
 CHALLENGE = "challenge"
-WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 
 
 def new_nonce() -> str:

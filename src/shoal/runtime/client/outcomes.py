@@ -24,9 +24,11 @@ from shoal.runtime.failures.comparison import (
     failed_before,
     headline,
     needs,
+    shown_line,
     with_late,
 )
-from shoal.runtime.failures.spec_lines import shown_line
+from shoal.runtime.failures.exception_text import fate_of
+from shoal.runtime.failures.process_text import listed
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
@@ -43,9 +45,9 @@ from shoal.runtime.rules.meeting_answers import (
     TrailsApart,
     WaitCycle,
 )
-from shoal.runtime.rules.point import Fingerprint, Point
-from shoal.runtime.rules.trail import TrailsDiffer
-from shoal.runtime.system.failure_words import Departure, listed, one_line, particulars_of
+from shoal.runtime.rules.point import Departure, Fingerprint, Point
+from shoal.runtime.rules.trail_marks import TrailVersion
+from shoal.runtime.system.foreign_text import one_line, particulars_of
 
 _NAME_HINT = "If these are one call made at several places, pass the same name= in each."
 _PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
@@ -106,6 +108,17 @@ class HiddenDifference(DivergenceError):
         return error if self.late is None else with_late(error, *self.late)
 
 
+class TrailsDiffer(DivergenceError):
+    """The trails of the members differ; the first different call is not known yet.
+
+    `lane` is the lane concerned, if it is not that of the point.
+    """
+
+    def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
+        super().__init__("processes made different calls")
+        self.versions, self.lane = versions, lane
+
+
 def disagreement(
     heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
 ) -> DivergenceError:
@@ -150,7 +163,7 @@ def gone_error(kind: str, gone: Mapping[int, Departure], me: ThisProcess, what: 
     if kind == "lost":
         text = f"{me.name(cause)} is lost: {one_line(first.words, _MOST_WORDS)}{others}"
         return ProcessLostError(f"{what}: {text}", lost=words, ends=gone)
-    text = f"{me.name(cause)} {first.fate}{others}"
+    text = f"{me.name(cause)} {fate_of(first)}{others}"
     details = indented(particulars_of(first.words))
     return PeerFailedError(f"{what}: {text}", failed=words, details=details, ends=gone)
 

@@ -8,17 +8,12 @@ import re
 import jax
 import pytest
 
-from shoal.runtime.system.failure_words import (
-    Departure,
-    Failure,
-    exit_words,
-    failure_of,
-    headline_of,
-    listed,
-    particulars_of,
-)
+from shoal.runtime.failures.exception_text import Failure, exit_words, failure_of, fate_of
+from shoal.runtime.failures.process_text import listed
+from shoal.runtime.rules.point import Departure
+from shoal.runtime.system.foreign_text import headline_of, particulars_of
 
-FILE = "tests/runtime/system/test_failure_words.py"
+FILE = "tests/runtime/failures/test_exception_text.py"
 
 
 class Unsayable(Exception):
@@ -138,7 +133,7 @@ def test_the_headline_is_the_type_the_message_and_the_programs_own_frame(raising
     is_end = raising is exits
     how = "exited" if is_end else ""
     fate = headline if is_end else f"raised {headline}"
-    assert Departure(told.words, how=how).fate == fate
+    assert fate_of(Departure(told.words, how=how)) == fate
 
 
 @pytest.mark.parametrize("raising", [c for c in CASES if c not in (unsayable, exits, long)])
@@ -146,7 +141,7 @@ def test_the_headline_of_a_bare_traceback_is_the_line_of_the_exception(raising):
     found = headline_of(failure(raising).text)
     said = CASES[raising].rpartition(", ")[0].partition(": ")[0]
     assert found.startswith(said)
-    assert Departure(failure(raising).text).fate == f"raised {found}"
+    assert fate_of(Departure(failure(raising).text)) == f"raised {found}"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +164,7 @@ def test_texts_of_others_have_a_headline_of_one_printable_line(words, headline, 
     if headline is not None:
         assert found == headline
     if fate is not None:
-        assert Departure(words).fate == fate
+        assert fate_of(Departure(words)) == fate
     assert len(headline_of("x" * 10**6)) <= 800
 
 
@@ -187,7 +182,7 @@ def test_texts_of_others_have_a_headline_of_one_printable_line(words, headline, 
 )
 def test_an_exit_tells_its_code_or_text(status, words):
     assert exit_words(status, "t.py:1 (f)") == words
-    assert Departure(words, how="exited").fate == words.partition("\n")[0]
+    assert fate_of(Departure(words, how="exited")) == words.partition("\n")[0]
 
 
 def test_in_a_call_that_the_program_made_the_place_is_its_line():

@@ -6,6 +6,7 @@ from itertools import starmap
 import pytest
 
 from shoal.errors import DeadlineError
+from shoal.runtime.client.outcomes import ThisProcess, error_of, waiting_line
 from shoal.runtime.rules.meeting_answers import (
     CycleSide,
     FailingSince,
@@ -16,9 +17,7 @@ from shoal.runtime.rules.meeting_answers import (
     TooLate,
     WaitCycle,
 )
-from shoal.runtime.rules.outcomes import ThisProcess, error_of, waiting_line
-from shoal.runtime.rules.point import Fingerprint, Point
-from shoal.runtime.system.failure_words import Departure
+from shoal.runtime.rules.point import Departure, Fingerprint, Point
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
 HINT = "if they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"

@@ -8,32 +8,32 @@ a hostile or older process: it is always one printable line of bounded length.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.runtime.rules.point import Departure
 from shoal.runtime.system.callsite import site_of
+from shoal.runtime.system.foreign_text import (
+    ANNOUNCES,
+    headline_of,
+    is_traceback,
+    one_line,
+    text_of,
+)
 from shoal.tracebacks import is_installed, is_ours
 
-_MAX_LINE = 800  # characters of a headline
-_MOST_WORD = 40  # characters of a word that is not cut
 _MAX_SAID = 200  # of the message in it
 _MAX_PLACE = 160
 _MAX_TEXT = 32 << 10  # characters of a traceback
 _MAX_DEPTH = 100  # of groups within groups
-_ANNOUNCES = "Traceback (most recent call last):"
-_HEADS = ("Traceback", "+ Exception Group Traceback")
 # Of errors of JAX's runtime and its transports, which may follow the end of another process.
 _RUNTIME_TYPES = ("JaxRuntimeError", "XlaRuntimeError")
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 # Of those that no other process can cause.
 _TORN_STATUS = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
 _OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
-_LINKS = (  # printed by Python between two exceptions of a chain, with blank lines around
-    ["The above exception was the direct cause of the following exception:"],
-    ["During handling of the above exception, another exception occurred:"],
-)
 
 
 class Failure(NamedTuple):
@@ -48,54 +48,23 @@ class Failure(NamedTuple):
         return f"{self.headline}\n{self.text}"
 
 
-class Departure(NamedTuple):
-    """How a process has left its job, as the other processes know it."""
+def fate_of(departure: Departure) -> str:
+    """Return the fate of a process, as the predicate of a sentence.
 
-    words: str  # what it reported; of a lost one, why it is lost and where it was last
-    state: str = "failed"  # "left" | "failed" | "lost"
-    how: str = ""  # "raised" | "found" (an error of all that met) | "exited"; empty: unknown
-    # Why it is lost, if `words` say more: "its connection closed"; of one that left in order by
-    # `sys.exit`, the call site.
-    why: str = ""
-    follows: bool = False  # others have led to it, as it reported
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether it left the job without a failure."""
-        return self.state == "left" and self.how != "exited"
-
-    @property
-    def fate(self) -> str:
-        """The fate of the process, as the predicate of a sentence.
-
-        >>> Departure("left the job", "left").fate, Departure("its disk is full").fate
-        ('left the job', 'is gone: its disk is full')
-        """
-        if self.state == "lost":
-            return f"is lost: {self.words}"
-        headline = headline_of(self.words)
-        if self.state == "left" or self.how == "exited":
-            return headline
-        if not headline:
-            return "is gone"
-        has_raised = self.how in ("raised", "found") or any(map(_is_head, self.words.splitlines()))
-        return f"raised {headline}" if has_raised else f"is gone: {headline}"
-
-
-class Refusal(NamedTuple):
-    """Why a job cannot be joined, as facts: see `InitializeError.refusal`."""
-
-    # "late": others have not come in time. "unreachable": nothing answers at the address. "token":
-    # that of this process is wrong. "lacks-token": process 0 has none. Empty: as the message says.
-    reason: str = ""
-    strangers: str = ""  # a clause: the processes that were refused for their tokens
-    remedy: str = ""  # the last lines of the message, to be printed as they are
-
-
-def refusal_of(error: BaseException) -> Refusal:
-    """Return why a job cannot be joined, as far as it is known."""
-    found = getattr(error, "refusal", None)
-    return found if isinstance(found, Refusal) else Refusal()
+    >>> fate_of(Departure("left the job", "left")), fate_of(Departure("its disk is full"))
+    ('left the job', 'is gone: its disk is full')
+    """
+    if departure.state == "lost":
+        return f"is lost: {departure.words}"
+    headline = headline_of(departure.words)
+    if departure.state == "left" or departure.how == "exited":
+        return headline
+    if not headline:
+        return "is gone"
+    has_raised = departure.how in ("raised", "found") or any(
+        map(is_traceback, departure.words.splitlines())
+    )
+    return f"raised {headline}" if has_raised else f"is gone: {headline}"
 
 
 def failure_of(error: BaseException, called_at: str = "") -> Failure:
@@ -117,7 +86,7 @@ def failure_of(error: BaseException, called_at: str = "") -> Failure:
         text = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 (its own methods may raise anything)
         text = ""
-    if not text.lstrip().startswith(_HEADS):
+    if not is_traceback(text):
         text = f"Traceback (no frames are known):\n{text or headline}"
     if len(text) > _MAX_TEXT:
         text = f"{text[: _MAX_TEXT // 4]}\n...\n{text[-_MAX_TEXT * 3 // 4 :]}"
@@ -192,21 +161,6 @@ def departures_of(
     return found
 
 
-def headline_of(words: str) -> str:
-    """Return the one line that explains why a process is gone.
-
-    >>> headline_of("Traceback (most recent call last):\\n  File ...\\nValueError: no\\ndata")
-    'ValueError: no'
-    """
-    lines = words.strip().splitlines() or [""]
-    if not _is_head(lines[0]):
-        return one_line(lines[0]).strip()
-    # Take the last of a chain; a message may quote yet another traceback.
-    begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
-    found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
-    return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
-
-
 def is_of_runtime(error: BaseException) -> bool:
     """Return whether an error is from XLA or a transport, which do not name the lost peer.
 
@@ -243,74 +197,6 @@ def _is_of_transport(error: BaseException) -> bool:
     return is_jaxs and any(words in text_of(error) for words in _RUNTIME_WORDS)
 
 
-def particulars_of(words: str) -> str:
-    """Return the text after the headline: the traceback, or nothing."""
-    words = words.strip("\n")
-    first, _, rest = words.partition("\n")
-    if not rest or (_is_head(rest) and not _is_head(first)):
-        return rest
-    return words
-
-
-def one_line(text: str, limit: int = _MAX_LINE) -> str:
-    """Return an untrusted text as one printable line of bounded length; short words stay whole.
-
-    >>> one_line("no space left on the device", 20)
-    'no space left on...'
-    """
-    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
-    if len(text) <= limit:
-        return line.rstrip()
-    end = limit - 3
-    space = line.rfind(" ", 0, end + 1)
-    if max(0, end - _MOST_WORD - 1) < space and line[:space].strip():
-        end = space
-    return line[:end].rstrip() + "..."
-
-
-def listed(processes: Iterable[int], most: int | None = None) -> str:
-    """Return processes as text; after `most` ranges, how many more there are.
-
-    >>> listed([7]), listed([0, 2, 3, 4]), listed([0, 2, 4, 6], most=3)
-    ('process 7', 'processes 0, 2-4', 'processes 0, 2, 4 and 1 more')
-    """
-    numbers = sorted(processes)
-    if not numbers:
-        return "no process"
-    noun = "process" if len(numbers) == 1 else "processes"
-    return f"{noun} {numbers_of(numbers, most)}"
-
-
-def numbers_of(processes: Iterable[int], most: int | None = None) -> str:
-    """Return `listed` without its noun: `0, 2-4`."""
-    numbers = sorted(processes)
-    ranges = ranges_of(numbers)
-    shown = ranges if most is None else ranges[:most]
-    left = len(numbers) - sum(last - first + 1 for first, last in shown)
-    return ", ".join(map(range_text, shown)) + (f" and {left} more" if left else "")
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the inclusive ranges of consecutive numbers in sorted ones.
-
-    >>> ranges_of([0, 1, 2, 5])
-    [(0, 2), (5, 5)]
-    """
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
-
-
-def range_text(ends: tuple[int, int]) -> str:
-    """Return `0-2`, or `5` if both ends are the same."""
-    first, last = ends
-    return f"{first}" if first == last else f"{first}-{last}"
-
-
 def stands(frame: FrameType | None) -> str:
     """Return the position of the program itself, above a frame that it called; "" if none."""
     at = frame
@@ -342,19 +228,10 @@ def _text_of(error: BaseException) -> str:
         name = f"{kind.__module__}.{name}"
     lines = text_of(error).strip().splitlines() or [""]
     first = lines[0].strip()
-    if first.endswith(_ANNOUNCES) and len(lines) > 1:
-        lines[0] = _ANNOUNCES
-        first = first.removesuffix(_ANNOUNCES) + headline_of("\n".join(lines))
+    if first.endswith(ANNOUNCES) and len(lines) > 1:
+        lines[0] = ANNOUNCES
+        first = first.removesuffix(ANNOUNCES) + headline_of("\n".join(lines))
     return one_line(f"{name}: {first}" if first else name, _MAX_SAID)
-
-
-def text_of(value: object) -> str:
-    """Return `str(value)`; never raises."""
-    try:
-        return str(value)
-    except BaseException:  # noqa: BLE001 (it may raise anything)
-        kind = "exception str()" if isinstance(value, BaseException) else "str()"
-        return f"<{kind} failed>"
 
 
 def _places(trace: TracebackType | None) -> tuple[str, str]:
@@ -376,12 +253,3 @@ def is_of_program(frame: FrameType) -> bool:
     if file.startswith("<"):  # generated or interactive code
         return frame.f_globals.get("__name__") == "__main__"
     return not is_installed(file) and not is_ours(frame)
-
-
-def _is_head(line: str) -> bool:
-    return line.strip().startswith(_HEADS)
-
-
-def _without_bar(line: str) -> str:
-    """Return a line of a group's traceback without the bar that marks it."""
-    return line.lstrip().removeprefix("| ") if line.lstrip().startswith("| ") else line
