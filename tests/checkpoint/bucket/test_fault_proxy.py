@@ -67,14 +67,16 @@ def one():
     return LocalJob(1).coordinators[0]
 
 
-def open_run(where, address, keep=1, **options):
-    place = Bucket(where, **servers.options(address), **QUICK)
+def open_run(where, address, keep=1, *, is_quick=False, **options):
+    """Open a run. `is_quick`: with faults; else a slow machine is none."""
+    more = QUICK if is_quick else {}
+    place = Bucket(where, **servers.options(address), **more)
     return shoal.Checkpoints(place, keep=keep, coordinator=one(), **options)
 
 
 def run(where, address, saved):
     """Save two steps, of which one is kept, and restore."""
-    with open_run(where, address, asynchronous=False) as ckpts:
+    with open_run(where, address, is_quick=True, asynchronous=False) as ckpts:
         _, first = ckpts.resume(None, tree_of(0))
         for step in range(first, first + 2):
             ckpts.save(step, tree_of(step))
@@ -169,7 +171,10 @@ def test_after_a_wrong_answer_no_step_is_lost_replaced_or_passed_over(
                 ckpts.save(step, tree_of(step))
         before = attempts(where, server.address)
         server.fault = Fault(kind, at)
-        with contextlib.suppress(ShoalError), open_run(where, server.url, keep=2) as ckpts:
+        with (
+            contextlib.suppress(ShoalError),
+            open_run(where, server.url, keep=2, is_quick=True) as ckpts,
+        ):
             state, step = ckpts.resume(None, tree_of(-1), skip_corrupt=True)
             assert (step, state["step"]) == (2, 1)
             ckpts.save(step, tree_of(step))
