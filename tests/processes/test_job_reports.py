@@ -325,9 +325,6 @@ ALONE = {
     ),
     "an error, while the others compute": ("process 1 of 3 raised ValueError", "at train.py:15"),
     "an exec": ("process 1 of 3 was lost", "Its connection closed."),
-    "a loop that is shorter, waits in jit": (
-        "process 1 of 3 ended with exit code 0", "and others waited for it",
-    ),
     "a reader of feed, while its process computes": (
         "process 1 of 3 failed", "It had reported: OSError: shard 3",
     ),

@@ -319,7 +319,7 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     place.news.clear()
     third.say("failed", b"ValueError: no data")
     place.until_states("here", "here", "failed", "stopped")
-    second.say("bye")
+    second.say("bye", step=7)
     place.until_states("here", "left", "failed", "stopped")
     at_s = place.now
     place.turn_until("here", "left", "failed", "lost", beating=[first])
@@ -330,6 +330,7 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     first.close()
     place.until_states("lost", "left", "failed", "lost")
     failed, left, dismissed, lost, keeper_gone, last = place.news
+    assert left["at"]["step"] == 7  # newer than its last beat
     assert (
         set(failed.pop("at"))
         == set(left.pop("at"))

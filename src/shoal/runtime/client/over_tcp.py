@@ -301,9 +301,10 @@ class TcpCoordinator(BaseCoordinator):
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls that still wait, in other threads, raise a UsageError."""
         if self._calls.closed is None:
-            header = {"do": "bye", "place": self.progress.place}
-            if self.progress.exited_at:
-                header["exited_at"] = self.progress.exited_at
+            progress = self.progress
+            header = {"do": "bye", "place": progress.place, "step": progress.step}
+            if progress.exited_at:
+                header["exited_at"] = progress.exited_at
             self.send(header, words.encode(errors="replace"))
             self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self.stop.wake()

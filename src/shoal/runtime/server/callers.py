@@ -136,7 +136,8 @@ class ProcessCaller:
     def _reporter(self, _meeting: Meeting[Connection], _frame: Frame) -> None:
         self._job.confirm_reporter(self._life.process)
 
-    def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+    def _bye(self, meeting: Meeting[Connection], frame: Frame) -> None:
+        meeting.record_step(self._life.process, step_of(frame.header))
         words = one_line(frame.body.decode(errors="replace"))
         header = {"exited_at": "", **frame.header}
         if "place" in header:
