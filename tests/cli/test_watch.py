@@ -18,7 +18,7 @@ import pytest
 from shoal.cli import observer as observing
 from shoal.cli.observer import Observer, ServerAddress, find
 from shoal.cli.stacks import paragraphs_of, read_processes
-from shoal.errors import DeadlineError, InitializeError, ProcessLostError, UsageError
+from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.runtime.rules.point import Member
 from shoal.runtime.startup.job_token import observed_tokens
 
@@ -224,6 +224,16 @@ def test_a_place_that_is_frozen_or_gone_is_told_apart(server):
     with pytest.raises(ProcessLostError, match="is gone"):
         looking.roll()
     looking.close()
+
+
+@pytest.mark.parametrize("programs", [[], ["a sentence"], None])
+def test_an_answer_of_another_version_is_an_error_in_words(monkeypatch, server, programs):
+    answer = {"members": [], "services": [], "programs": programs}
+    monkeypatch.setattr(Observer, "_body", lambda self, frame: answer)
+    observer = Observer("watch", server.place)
+    with pytest.raises(ShoalError, match="another version"):
+        observer.roll()
+    observer.close()
 
 
 def test_something_else_that_listens_is_no_meeting_place():

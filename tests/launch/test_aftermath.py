@@ -289,12 +289,17 @@ def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     assert odd.place == CallPlace(file="train.py", line=3, source="queue.get()")
 
 
+def test_a_process_at_an_unknown_place_is_elsewhere():
+    _, headline = stalled_cause(stall((0, IN_PROGRAM, "", ""), (1, IN_PROGRAM, "train.py:3", "")))
+    assert headline == "no process has moved for 3 s; process 0 is elsewhere"
+
+
 def test_programs_that_only_some_have_compiled_are_in_reports_that_they_may_explain():
     news = News(2)
     sent = as_sent(stall(*((p, IN_PROGRAM, f"train.py:{p}", "") for p in (0, 1))))
     for name in ("f", "of_the_end"):
         program = CompiledProgram("d", f"jit({name})", "f32[8]", 2, "eval.py:31 (main)")
-        found = Differences((ProgramDifference(program, (0,), (1,), (0, 1), None),))
+        found = Differences((ProgramDifference(program, ((0, 0),), ((1, 1),), ((0, 1),), None),))
         news.receive({"stalled": sent, "programs": as_sent(found)})
     stalled = conclude(Facts([ended(p, code=77) for p in (0, 1)], news, 2, 0.0)).failure
     (line,) = stalled.programs

@@ -298,7 +298,7 @@ class Observer:
             members = tuple(Member(*row) for row in answer["members"])
             services = tuple(ServiceRow(*row) for row in answer.get("services", ()))
             programs = tuple(program_lines(differences_of(answer.get("programs", [[], 0]))))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, FrameError) as error:
             raise self._strange(error) from None
         return Roll(self.place.address, members, services, programs)
 

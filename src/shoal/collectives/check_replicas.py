@@ -46,12 +46,13 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs, shown_line
-from shoal.runtime.failures.process_text import range_text, ranges_of
+from shoal.runtime.failures.process_text import range_text
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, Meet, find_first, highest
 from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
+from shoal.runtime.wire.frames import ranges_of
 
 _PRIME = (1 << 127) - 1
 _SUM_BYTES = 16

@@ -73,6 +73,7 @@ class News:
             self._dismissed.add(int(message["dismissed"]))
         elif "stalled" in message:
             self.stalled = stall_of(message["stalled"])
+            self.programs = self.programs or self.stalled.programs
         elif "gone" in message:
             self._on_gone(int(message["gone"]), message)
         elif "keeper" in message:

@@ -13,7 +13,7 @@ from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, Usa
 from shoal.runtime.client.hello import host_id
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.rules.deadline import Allowance
-from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.joining import PROTOCOL, Refusal
 from shoal.runtime.rules.point import Departure, Point
 from shoal.runtime.wire.frames import address_text, pack_frame, split_address
 
@@ -209,6 +209,37 @@ def test_a_silent_or_foreign_service_is_said(come, run_all):
         _, [error] = run_all(answer, lambda: come(address, 1, {"process": 0}))
         assert type(error) is InitializeError
         assert "is not a coordinator" in str(error)
+
+
+OF_THE_SERVER = Refusal("given", words="no token at h\udcff")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "body", "words"),
+    [
+        ([*Refusal("late"), "a later field"], b"another version", "8476: another version"),
+        (None, b"another version", "8476: another version"),
+        (OF_THE_SERVER, b"", "8476: no token at h?"),
+        (Refusal("of tomorrow"), b"", "it is another version of shoal"),
+    ],
+)
+def test_a_refusal_of_another_version_is_what_its_body_says(come, run_all, refusal, body, words):
+    """Also with text that no terminal takes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = address_text(*server.getsockname()[:2])
+
+        def answer():
+            with server.accept()[0] as client:
+                client.recv(1 << 16)
+                header = (
+                    {"is": "refused"} if refusal is None else {"is": "refused", "refusal": refusal}
+                )
+                client.sendall(pack_frame(header, body))
+
+        _, [error] = run_all(answer, lambda: come(address, 1, {"process": 0}))
+    assert type(error) is InitializeError
+    assert words.replace("8476", str(split_address(address)[1])) in str(error)
+    assert str(error).encode()
 
 
 @pytest.mark.parametrize(

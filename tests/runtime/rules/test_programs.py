@@ -60,7 +60,7 @@ class Job:
         return counts
 
 
-ALONE_ROW = [["d", "jit(f)", "f32[8]", 2, "a.py:1"], [0], [1], [0, 1], None]
+ALONE_ROW = [["d", "jit(f)", "f32[8]", 2, "a.py:1"], [[0, 0]], [[1, 1]], [[0, 1]], None]
 
 
 def lines(job, **more):
@@ -106,7 +106,7 @@ def test_a_process_whose_heartbeat_is_late_is_on_neither_side_yet():
     assert lines(job) == []
     assert job.beat(2)
     (one,) = job.sets.differences().shown
-    assert (one.have, one.lack) == ((1, 2), (0,))
+    assert (one.have, one.lack) == (((1, 2),), ((0, 0),))
 
 
 def test_where_nothing_moves_every_difference_is_shown():
@@ -255,7 +255,7 @@ def test_equal_programs_are_never_a_difference_and_one_that_is_missing_always_is
             late = 0
         found = job.sets.differences().shown
         assert [one.program.name for one in found] in ([], [f"jit(f{skips})"])
-        assert [one.lack for one in found] == [(odd,)] * len(found)
+        assert [one.lack for one in found] == [((odd, odd),)] * len(found)
     job.beat()
     names = [one.program.name for one in job.sets.differences().shown]
     assert names == ([f"jit(f{skips})"] if late is not None and late >= 2 else [])
@@ -266,9 +266,9 @@ WRONG_DIFFERENCES = {
     "no count": [[]],
     "no rows": [7, 0],
     "a row that is too short": [[[ALONE_ROW[0], [0]]], 0],
-    "no process": [[[ALONE_ROW[0], [], [1], [0, 1], None]], 0],
-    "a process that is no number": [[[ALONE_ROW[0], [True], [1], [0, 1], None]], 0],
-    "a program of numbers": [[[[1, 2, 3, 4, 5], [0], [1], [0, 1], None]], 0],
+    "no process": [[[ALONE_ROW[0], [], [[1, 1]], [[0, 1]], None]], 0],
+    "a process that is no number": [[[ALONE_ROW[0], [[0, True]], [[1, 1]], [[0, 1]], None]], 0],
+    "a program of numbers": [[[[1, 2, 3, 4, 5], [[0, 0]], [[1, 1]], [[0, 1]], None]], 0],
 }
 
 
@@ -278,8 +278,20 @@ def test_differences_that_are_none_are_an_error_of_the_frame(name):
         differences_of(WRONG_DIFFERENCES[name])
 
 
+def test_differences_in_a_large_job_are_small():
+    owners = tuple(range(4096))
+    sets = ProgramSets(len(owners))
+    sets.receive(0, [Noted(None, 0, 40, [(program(n), 0) for n in range(40)])])
+    for process in owners:
+        sets.receive(process, [Noted(None, 2, 40 if process == 0 else 0, [])])
+    found = sets.differences()
+    assert (len(found.shown), found.left_out) == (32, 8)
+    assert found.shown[0].lack == ((1, 4095),)
+    assert len(json.dumps(found)) < 8192
+
+
 def test_differences_are_joined_and_counted():
-    ones = [ProgramDifference(program(n), (0,), (1,), (0, 1), None) for n in range(5)]
+    ones = [ProgramDifference(program(n), ((0, 0),), ((1, 1),), ((0, 1),), None) for n in range(5)]
     found = Differences(tuple(ones[:3])).joined(Differences(tuple(ones[2:]), left_out=2))
     assert found == Differences(tuple(ones), left_out=2)
     assert found.most(2) == Differences(tuple(ones[:2]), left_out=5)

@@ -190,6 +190,12 @@ def test_a_report_that_is_old_says_nothing():
     assert stalls.judge(68.0, [0, 1], {}, {1: 8.0}) is None
 
 
+def test_a_place_is_one_line_whatever_a_process_sends():
+    stall = judged({0: STUCK._replace(site="a\n\x1b[31mall is well:3 (main)", source="x\ny")})
+    assert "\n" not in headline(stall) + "".join(stall_lines(stall))
+    assert "\x1b" not in headline(stall)
+
+
 def test_many_places_are_cut():
     stall = judged({process: STUCK._replace(site=f"a.py:{process} (f)") for process in range(100)})
     assert stall_lines(stall)[-1] == "… and 92 more places"

@@ -1,10 +1,13 @@
 """The rules of watching, each with a clock of its own: troubles, patience, echoes, progress."""
 
 import errno
+import json
 import logging
 import math
 import sys
 import threading
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,10 +16,12 @@ from shoal.runtime.client import heartbeat
 from shoal.runtime.client.heartbeat import SilenceDetector
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.outcomes import ThisProcess
+from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
 from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.rules.point import Departure, Point
+from shoal.runtime.rules.programs import CompiledProgram
 from shoal.runtime.system.stacks import stacks
 from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock
@@ -320,6 +325,18 @@ def test_a_program_whose_logging_raises_stays_in_the_job(caplog):
     assert watching._on_frame(Frame({"is": "silent", "process": 1}, b"for 4 s"))
     told = "process 0 of 3 (here): process 1 (there) is silent: for 4 s"
     assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_the_programs_of_the_last_loss_count():
+    """The others may have compiled them since."""
+    watched = SimpleNamespace(programs=ProgramNotes(2), troubles=Mock(), stop=Mock())
+    watching = heartbeat.Watcher(None, heartbeat.HeartbeatTiming(math.inf, math.inf), ME, watched)
+    program = CompiledProgram("d", "jit(f)", "f32[8]", 2, "eval.py:31 (main)")
+    found = [[[program, [[0, 0]], [[1, 1]], [[0, 1]], None]], 0]
+    gone = {"is": "gone", "process": 1, "name": "process 1", "state": "lost"}
+    for programs, is_shown in (({"programs": json.loads(json.dumps(found))}, True), ({}, False)):
+        assert watching._on_frame(Frame({**gone, **programs}, b"its connection closed"))
+        assert bool(watched.programs.differences) is is_shown
 
 
 def test_stacks_do_not_depend_on_a_thread_that_can_start(monkeypatch):

@@ -211,8 +211,10 @@ class ObjectStore:
         of deleted steps stay for good, and need not all be read.
         """
         found: list[tuple[int, Store, list[str]]] = []
+        # SeaweedFS leaves out the folder whose name is the offset: begin at the step before.
+        begin = step_name(first - 1) if first > 0 else ""
         listed = self._surely(
-            lambda: self._objects.listed_below(STEPS, step_name(first)),
+            lambda: self._objects.listed_below(STEPS, begin),
             lambda found: sum(map(len, found.values())),
         )
         for name, infos in listed.items():

@@ -311,12 +311,10 @@ class ObstoreObjects:
         """See `Objects.listed_below`."""
         store, prefix, begin = self._stores[0], self._prefix or None, self._key(start)
         offset = self._key(max(start, first))
-        # SeaweedFS leaves out the folder whose name is the offset: begin before it.
-        asked = offset[:-1]
 
         async def listed() -> dict[str, list[ObjectInfo]]:
             found: dict[str, list[ObjectInfo]] = {}
-            async for chunk in obstore.list(store, prefix, offset=asked):
+            async for chunk in obstore.list(store, prefix, offset=offset):
                 for one in chunk:
                     if one["path"] < offset:
                         continue  # not every service begins where it should

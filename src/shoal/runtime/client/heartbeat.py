@@ -241,8 +241,8 @@ class Watcher:
 
     def _note_programs(self, frame: Frame) -> None:
         """Keep the differences in compiled programs for the report of a hang."""
-        if "programs" in frame.header:
-            self._watched.programs.differences = differences_of(frame.header["programs"])
+        found = differences_of(frame.header.get("programs", [[], 0]))
+        self._watched.programs.differences = found
 
     def _left(self, _frame: Frame) -> None:
         if self.stall is not None:

@@ -225,14 +225,14 @@ def _welcome_of(
 
 
 def _refused(what: str, frame: Frame) -> InitializeError:
-    if "refusal" not in frame.header:  # of another version
+    try:
+        refusal = refusal_of_row(frame.header.get("refusal"))
+    except FrameError:  # of another version
         return InitializeError(f"{what}: {frame.body.decode(errors='replace')}")
-    refusal = refusal_of_row(frame.header["refusal"])
     remedy = REMEDY if refusal.reason == "lacks-token" else ""  # process 0 has sent it
     not_joined = NotJoined(refusal.reason, strangers_text(refusal.strangers), remedy)
-    missing = () if refusal.reason == "complete" else refusal.missing
     words = refusal_text(refusal)
-    return InitializeError(f"{what}: {words}", missing=missing, refusal=not_joined)
+    return InitializeError(f"{what}: {words}", missing=refusal.missing, refusal=not_joined)
 
 
 def _hello(card: Identity, incarnation: str, limit: float) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Coordinator(Protocol):
     """What higher floors keep while this process is in the job, each by a name of its own."""
 
     stall: Stall | None
-    """The stall that has ended the job, as the coordinator sent it."""
+    """The stall that has ended the job."""
 
     @property
     def process(self) -> int:

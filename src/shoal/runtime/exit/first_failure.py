@@ -369,14 +369,16 @@ def stalled_cause(stall: Stall) -> tuple[Cause, str]:
     odd, *others = map(waiting_of, stall.groups)
     headline = f"no process has moved for {stall.idle_s:.0f} s"
     are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
-    waits_for = ""
+    waits_for, differs = "", False
     if len(others) == 1:
         waits_for = others[0].waits_for
+        first, second = stall.groups
+        differs = (first.stance, bool(first.site)) != (second.stance, bool(second.site))
     if odd.waits_for == "reader":
         headline += f"; {_wait(odd.processes)} for a reader"
     elif waits_for in ("others", "reader") and odd.waits_for in ("", "left"):
         headline += f"; {_wait(others[0].processes)} for {listed(odd.processes)}"
-    elif len(others) == 1 and (are_fewer or stall.groups[0].stance != stall.groups[1].stance):
+    elif len(others) == 1 and (are_fewer or differs):
         are = inflected(len(odd.processes), "is elsewhere", "are elsewhere")
         if odd.waits_for == "left":
             are = "left the job"

@@ -298,7 +298,8 @@ class StallWatch:
         """
         here = self._coordinator
         me = ThisProcess(here.process, here.hosts)
-        headline, rest = stall_headline(stall), indented("\n".join(stall_lines(stall)))
+        headline = stall_headline(stall)
+        rest = "\n".join(f"  {line}" for line in stall_lines(stall))
         if not (stall.is_final and self._ends):
             if is_shower:
                 _warn(f"{headline}\n{rest}")

@@ -1,8 +1,7 @@
 """Failures as text: a headline of one line, and the traceback after it.
 
 The text sent to other processes is `Failure.words`: the headline, then the traceback as Python
-prints it. `headline_of` finds the headline of any text, including a bare traceback and a text from
-a hostile or older process: it is always one printable line of bounded length.
+prints it. `foreign_text.headline_of` finds the headline in it.
 """
 
 from __future__ import annotations

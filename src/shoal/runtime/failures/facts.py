@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 from shoal.errors import UsageError
-from shoal.runtime.failures.process_text import ranges_of
 from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.rules.programs import Differences
+from shoal.runtime.wire.frames import ranges_of
 
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192

@@ -81,7 +81,7 @@ def _late_text(refusal: Refusal) -> str:
 def _complete_text(refusal: Refusal) -> str:
     if not refusal.who:
         return "the job is complete"
-    text = f"the job is complete: {refusal.who} is {listed(refusal.missing)}"
+    text = f"the job is complete: {refusal.who} is process {refusal.by}"
     if refusal.is_child:
         text += (
             "; if this is a child of it, put initialize() below `if __name__ == '__main__':`, "
@@ -104,7 +104,7 @@ def _problem_text(problem: WrongHello) -> str:
                 f"for {wanted}"
             )
         case "index":
-            return f"{process} does not exist: the job has processes 0..{int(wanted) - 1}"
+            return f"{process} does not exist: the job has processes 0..{wanted}"
         case "twice":
             return f"two processes have the index {given}: {other} and {process}"
         case "versions":

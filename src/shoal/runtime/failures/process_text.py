@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shoal.runtime.wire.frames import ranges_of
+
 
 def listed(processes: Iterable[int], most: int | None = None) -> str:
     """Return processes as text; after `most` ranges, how many more there are.
@@ -25,21 +27,6 @@ def numbers_of(processes: Iterable[int], most: int | None = None) -> str:
     shown = ranges if most is None else ranges[:most]
     left = len(numbers) - sum(last - first + 1 for first, last in shown)
     return ", ".join(map(range_text, shown)) + (f" and {left} more" if left else "")
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the inclusive ranges of consecutive numbers in sorted ones.
-
-    >>> ranges_of([0, 1, 2, 5])
-    [(0, 2), (5, 5)]
-    """
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
 
 
 def range_text(ends: tuple[int, int]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from shoal.errors import counted
 from shoal.runtime.failures.shortening import process_ranges
-from shoal.runtime.rules.programs import CompiledProgram, Differences, ProgramDifference
+from shoal.runtime.rules.programs import CompiledProgram, Differences, ProgramDifference, Ranges
 from shoal.runtime.system.callsite import line_of
 
 
@@ -18,7 +20,7 @@ def program_warning(found: Differences) -> str:
     """Return the first difference, and how many more there are.
 
     >>> program = CompiledProgram("d1", "jit(f)", "f32[8]", 8, "train.py:3 (main)")
-    >>> one = ProgramDifference(program, have=(0,), lack=(1,), owners=(0, 1), instead=None)
+    >>> one = ProgramDifference(program, ((0, 0),), ((1, 1),), owners=((0, 1),), instead=None)
     >>> program_warning(Differences((one,), left_out=2))
     'process 0 alone has compiled jit(f) for 8 devices of processes 0-1 at train.py:3; if it runs \
 it, it may wait for the others (2 more differences: shoal.job_status())'
@@ -30,24 +32,32 @@ it, it may wait for the others (2 more differences: shoal.job_status())'
 
 
 def _difference_text(difference: ProgramDifference) -> str:
-    program, owners = difference.program, process_ranges(difference.owners)
+    program, owners = difference.program, _processes(difference.owners)
     devices = f"{counted(program.num_devices, 'device')} of {owners}"
     if difference.instead is not None:
         pairs = sorted([(difference.have, program), (difference.lack, difference.instead)])
-        sites = [f"{process_ranges(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs]
+        sites = [f"{_processes(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs]
         function = program.name.partition("(")[2].rstrip(")") or "f"
         return (
             f"processes have compiled different programs {program.name} for {devices}, with "
             f"arguments {program.types or 'of no type'}: {'; '.join(sites)}. "
             f"`shoal.assert_same_program({function}, …)` shows the first line that differs"
         )
-    have, lack = process_ranges(difference.have), process_ranges(difference.lack)
+    have, lack = _processes(difference.have), _processes(difference.lack)
     what = f"{program.name} for {devices}{_site(program)}"
-    if len(difference.have) == 1:
+    if _is_one(difference.have):
         return f"{have} alone has compiled {what}; if it runs it, it may wait for the others"
-    verb = "has" if len(difference.lack) == 1 else "have"
+    verb = "has" if _is_one(difference.lack) else "have"
     run = "if they run it, they may wait for the others"
     return f"{have} have compiled {what}, and {lack} {verb} not; {run}"
+
+
+def _processes(ranges: Ranges) -> str:
+    return process_ranges(chain.from_iterable(range(first, last + 1) for first, last in ranges))
+
+
+def _is_one(ranges: Ranges) -> bool:
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
 
 
 def _site(program: CompiledProgram) -> str:

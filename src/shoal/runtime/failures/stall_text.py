@@ -21,6 +21,7 @@ from shoal.runtime.rules.stalls import (
     StalledGroup,
 )
 from shoal.runtime.system.callsite import split_site
+from shoal.runtime.system.foreign_text import one_line
 
 _MOST_GROUPS = 8  # in a log
 _MOST_PROGRAMS = 3
@@ -62,13 +63,13 @@ def stall_lines(stall: Stall) -> list[str]:
     """Return the lines below: programs that differ, then each place with its source line."""
     shown = stall.groups[:_MOST_GROUPS]
     lines = program_lines(stall.programs)[:_MOST_PROGRAMS]
-    lines += [f"{_group_text(group)}   {group.source}".rstrip() for group in shown]
+    lines += [f"{_group_text(group)}   {one_line(group.source)}".rstrip() for group in shown]
     more = stall.places - len(shown)
     return [*lines, f"… and {counted(more, 'more place')}"] if more > 0 else lines
 
 
 def _group_text(group: StalledGroup) -> str:
-    return f"{process_label(group.processes)} {stance_text(group.stance, group.site)}"
+    return f"{process_label(group.processes)} {stance_text(group.stance, one_line(group.site))}"
 
 
 def waiting_of(group: StalledGroup) -> Waiting:

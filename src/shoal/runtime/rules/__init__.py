@@ -1,5 +1,5 @@
 """The protocol as pure state machines: joining, meeting, liveness, stopping, and the trail.
 
 They know no socket, no thread and no clock: tests supply every event and every point in time.
-`outcomes` turns the answers into exceptions.
+They answer with values: `client.outcomes` turns these into exceptions.
 """

@@ -14,10 +14,10 @@ from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.point import Member
-from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
+from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field, whole_text
 
 PROTOCOL = 9
-# What a client prints that does not know `Refusal`.
+# The texts in the bodies of refusals: what a client prints that knows no `Refusal`, or this reason.
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 OTHER_VERSION = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
@@ -53,7 +53,7 @@ class Refusal(NamedTuple):
     who: str = ""  # has died, is gone or is here
     missing: tuple[int, ...] = ()
     here: tuple[int, ...] = ()
-    by: int = -1  # the process with the deadline
+    by: int = -1  # the process with the deadline; of "complete", the one that is here
     timeout_s: float = 0.0
     num_processes: int = 0
     strangers: tuple[Stranger, ...] = ()
@@ -72,6 +72,8 @@ def refusal_of_row(row: object) -> Refusal:
         raise FrameError("a message holds no refusal")
     found = Refusal(*row)
     return found._replace(
+        words=whole_text(found.words),
+        who=whole_text(found.who),
         missing=_processes(found.missing),
         here=_processes(found.here),
         strangers=strangers_of(row[8]),
@@ -86,13 +88,13 @@ def strangers_of(rows: object) -> tuple[Stranger, ...]:
     for row in rows:
         if not isinstance(row, list) or [*map(type, row)] != [int, str]:
             raise FrameError("field 'strangers' holds an invalid one")
-    return tuple(Stranger(*row) for row in rows)
+    return tuple(Stranger(process, whole_text(origin)) for process, origin in rows)
 
 
 def _problem_of(row: object) -> WrongHello:
     if not isinstance(row, list) or [*map(type, row)] != [str] * len(WrongHello._fields):
         raise FrameError("a refusal holds an invalid problem")
-    return WrongHello(*row)
+    return WrongHello(*map(whole_text, row))
 
 
 def _processes(row: Iterable[object]) -> tuple[int, ...]:
@@ -320,7 +322,7 @@ class Joining(Generic[To]):
         if there is None:
             return Refusal("complete")
         is_child = there.host_id != "" and there.host_id == hello.host_id
-        return Refusal("complete", who=str(there), missing=(hello.process,), is_child=is_child)
+        return Refusal("complete", who=str(there), by=hello.process, is_child=is_child)
 
     def _problems(self, hello: Hello) -> list[WrongHello]:
         """Return everything that is wrong with a HELLO, with both sides."""
@@ -332,7 +334,7 @@ class Joining(Generic[To]):
         if hello.num_processes != count:
             problems.append(WrongHello("count", name, str(hello.num_processes), wanted=str(count)))
         if not 0 <= hello.process < count:
-            problems.append(WrongHello("index", name, str(hello.process), wanted=str(count)))
+            problems.append(WrongHello("index", name, str(hello.process), wanted=str(count - 1)))
         there = self._here.get(hello.process)
         if there:
             problems.append(WrongHello("twice", name, str(hello.process), other=str(there)))

@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from shoal.runtime.wire.frames import FrameError
+from shoal.runtime.wire.frames import FrameError, processes_in, ranges_of
 
 Owners: TypeAlias = tuple[int, ...] | None  # None: all processes of the job
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # of processes, inclusive: jobs are large
 MOST_PROGRAMS = 512  # that a process notes, for one set of owners
 MOST_GROUPS = 16  # sets of owners of a process
 MOST_SENT = 64  # programs in one heartbeat
@@ -92,9 +93,9 @@ class ProgramDifference(NamedTuple):
     """A program that some of its owners have compiled, and others have not."""
 
     program: CompiledProgram
-    have: tuple[int, ...]
-    lack: tuple[int, ...]
-    owners: tuple[int, ...]
+    have: Ranges
+    lack: Ranges
+    owners: Ranges
     instead: CompiledProgram | None  # of `lack`, with the same name and types of arguments
 
 
@@ -141,17 +142,18 @@ def _difference_of(row: object) -> ProgramDifference:
     program, have, lack, owners, instead = row
     return ProgramDifference(
         _program_of(program),
-        have=_processes(have),
-        lack=_processes(lack),
-        owners=_processes(owners),
+        have=_ranges(have),
+        lack=_ranges(lack),
+        owners=_ranges(owners),
         instead=None if instead is None else _program_of(instead),
     )
 
 
-def _processes(row: object) -> tuple[int, ...]:
-    if not isinstance(row, list) or {*map(type, row)} != {int}:
+def _ranges(row: object) -> Ranges:
+    found = tuple(ranges_of(processes_in(row)))
+    if not found:
         raise FrameError("field 'programs' lists no processes")
-    return tuple(row)
+    return found
 
 
 def _program_of(row: object) -> CompiledProgram:
@@ -196,7 +198,7 @@ class ProgramSets:
     >>> sets.receive(1, [Noted(None, 6, 0, [])])
     True
     >>> [(one.program.name, one.have, one.lack) for one in sets.differences().shown]
-    [('jit(f)', (0,), (1,))]
+    [('jit(f)', ((0, 0),), ((1, 1),))]
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -277,15 +279,17 @@ class ProgramSets:
             if digest in paired or not lack or not is_shown:
                 continue
             other = self._instead(one, known)
-            have = tuple(sorted(one.have))
-            if other is None:
-                yield ProgramDifference(
-                    one.program, have, lack=tuple(lack), owners=members, instead=None
-                )
-            else:
+            instead = None
+            if other is not None:
                 paired.add(other.program.digest)
-                theirs = tuple(sorted(other.have))
-                yield ProgramDifference(one.program, have, theirs, members, other.program)
+                lack, instead = sorted(other.have), other.program
+            yield ProgramDifference(
+                one.program,
+                have=tuple(ranges_of(sorted(one.have))),
+                lack=tuple(ranges_of(lack)),
+                owners=tuple(ranges_of(members)),
+                instead=instead,
+            )
 
     def _lacks(self, process: int, reports: Mapping[int, _Report], one: _Partial) -> bool:
         """Return whether a process has not compiled a program, as far as it has reported."""

@@ -30,7 +30,6 @@ from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
 MOST_SITE = 300  # characters
-_MOST_GROUPS = 64  # of processes at one place, that are sent
 _BELOW = ("library", "", "jax")
 _FACTS = (
     "is_waiting", "has_returned", "marks_its_loop", "is_compiling", "may_poll", "is_due", "is_held",
@@ -153,7 +152,7 @@ class Stall(NamedTuple):
     is_final: bool  # the job is to be ended
     idle_s: float  # for how long all are idle
     groups: tuple[StalledGroup, ...]  # the odd ones first
-    places: int  # of all processes; more than `groups`, if there are many
+    places: int  # more than `groups`, where some are left out
     programs: Differences = Differences()
     reporter: int = -1  # the process that prints the report of the job, where no launcher does
 
@@ -279,7 +278,7 @@ class Stalls:
             return None
         self.has_ended, self._report_from_s = is_final, 2 * idle_s
         groups = self._groups(idle, left, silent_s)
-        return Stall(is_final, float(idle_s), groups[:_MOST_GROUPS], places=len(groups))
+        return Stall(is_final, float(idle_s), groups, places=len(groups))
 
     def _is_asked(self, now: float, silent: int) -> bool:
         """Return whether an answer about it may still come."""

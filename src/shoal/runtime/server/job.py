@@ -56,6 +56,8 @@ _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
 _JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
 _MOST_SHOWN = 3  # differences in compiled programs, in the log of a hang
+_MOST_REPORTED = 8  # the same, in the report of a failure
+_MOST_GROUPS = 64  # of processes at one place, that processes are sent of a stall
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
 
@@ -141,8 +143,8 @@ class ServedJob:
                 is_welcome = True  # and so are all
                 continue
             refused.add(to)
-            header = {"is": "refused", "refusal": refusal}
-            self.mail.send_last(to, pack_frame(header, (refusal.words or OTHER_VERSION).encode()))
+            body = (refusal.words or OTHER_VERSION).encode(errors="replace")
+            self.mail.send_last(to, pack_frame({"is": "refused", "refusal": refusal}, body))
         lives = self.mail.lives
         if refused:
             self.mail.lives = {p: a for p, a in lives.items() if a.connection not in refused}
@@ -180,7 +182,7 @@ class ServedJob:
             return
         self._has_warned = True
         lowest = min((p for p in self.mail.lives if not self.meeting.has_gone(p)), default=process)
-        header = {"is": "programs", "programs": self._programs.differences()}
+        header = {"is": "programs", "programs": self._programs.differences().most(1)}
         self.mail.push((lowest,), pack_frame(header))
 
     def _known_programs(self) -> Differences:
@@ -254,12 +256,14 @@ class ServedJob:
         if stall.is_final and shows:
             shower = shows[0]
         header = {"is": "stalled", "shower": shower, "shows": shows[:8]}
-        stall = stall._replace(programs=self._programs.differences(still=awake))
+        programs = self._programs.differences(still=awake).most(_MOST_REPORTED)
+        stall = stall._replace(programs=programs)
         if stall.is_final:
-            self.on_news(stalled=stall, programs=stall.programs)
+            self.on_news(stalled=stall)
             # Others are in native code, and cannot print a report of the job.
             reporter = min(self._stalls.waiting(awake), default=shower)
             stall = stall._replace(reporter=reporter)
+        stall = stall._replace(groups=stall.groups[:_MOST_GROUPS])
         self.mail.push(living, pack_frame(header, json.dumps(stall).encode()))
 
     def _locate(self, now: float, silent: int, awake: Collection[int]) -> None:
@@ -286,7 +290,7 @@ class ServedJob:
         news = {"words": departure.words, **departure_header(departure)}
         news["at"] = meeting.whereabouts(self.now(), process)
         if state != "left" and not self._has_reported_programs:
-            news["programs"] = programs = self._known_programs()
+            news["programs"] = programs = self._known_programs().most(_MOST_REPORTED)
             self._has_reported_programs = bool(programs)
         if end and not departure.follows:
             news["end"] = end
