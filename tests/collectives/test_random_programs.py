@@ -23,13 +23,13 @@ from shoal.runtime.rules import gathering, trail
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
-EXPLORES = settings.get_current_profile_name() == "explore"  # see tests/conftest.py
-PROGRAMS = 20_000 if EXPLORES else 2000
-WIDE_PROGRAMS = 40_000 if EXPLORES else 320
+PROFILE = settings.get_current_profile_name()  # see tests/conftest.py
+PROGRAMS = {"explore": 20_000, "steady": 2000, "quick": 1000}[PROFILE]
+WIDE_PROGRAMS = {"explore": 40_000, "steady": 320, "quick": 160}[PROFILE]
 PARTS = 8
 # The programs know nothing of the interpreter: the oldest Python plays half of them, others half.
 FIRST_PART = int(sys.version_info >= (3, 12))
-OWN_PARTS = range(PARTS) if EXPLORES else range(FIRST_PART, PARTS, 2)
+OWN_PARTS = range(PARTS) if PROFILE == "explore" else range(FIRST_PART, PARTS, 2)
 
 
 @pytest.fixture

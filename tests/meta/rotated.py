@@ -16,7 +16,7 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from meta.source import PACKAGE, ROOT, docstring_nodes
@@ -147,6 +147,7 @@ def decisions(
     edits: Mapping[str, tuple[str, str]] | None = None,
     *,
     rotates: bool,
+    without: Collection[str] = (),
 ) -> dict[str, list[Any]]:
     """Return what each test decides, in its order.
 
@@ -154,6 +155,7 @@ def decisions(
       tests: for each file, relative to tests/, the names in it whose results are decisions.
       edits: for files of the library, a text and what replaces it.
       rotates: whether sentences are rotated, also those of the tests.
+      without: tests that are left out.
     """
     found: dict[str, list[Any]] = {}
     with library(edits or {}, rotates=rotates):
@@ -168,7 +170,7 @@ def decisions(
             taken: list[Any] = []
             for name in names:
                 space[name] = _recording(space[name], taken)
-            for number, call in enumerate(_calls(space)):
+            for number, call in enumerate(_calls(space, without)):
                 taken.clear()
                 try:
                     call()
@@ -187,10 +189,10 @@ def _recording(function: Any, taken: list[Any]) -> Any:
     return call
 
 
-def _calls(space: Mapping[str, Any]) -> Iterator[Any]:
+def _calls(space: Mapping[str, Any], without: Collection[str]) -> Iterator[Any]:
     """Yield the tests of a module that need no fixtures, with each of their rows."""
     for name, test in [*space.items()]:
-        if not name.startswith("test_") or hasattr(test, "hypothesis"):
+        if not name.startswith("test_") or hasattr(test, "hypothesis") or name in without:
             continue
         marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
         choices = []

@@ -43,6 +43,7 @@ def test_two_commands_come_first_and_ci_runs_them():
 
 
 @needs_make
+@pytest.mark.faults
 @pytest.mark.timeout(300)  # half a minute on two cores that do nothing else
 def test_the_demo_ends_as_shown(child_env):
     def without_digits(lines):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from few import few
 from quiet_ports import quiet_row
 
 # Runs a program that ends at once, and says how.
@@ -48,7 +49,10 @@ def variables(kind, job, index):
     return {**named, "SHOAL_COORDINATOR": job.address}
 
 
-@pytest.mark.parametrize("kind", ["SHOAL_*", "Open MPI", "torchrun", "explicit", "attached"])
+KINDS = ("SHOAL_*", "Open MPI", "torchrun", "explicit", "attached")
+
+
+@pytest.mark.parametrize("kind", few(KINDS, ["SHOAL_*", "explicit", "attached"]))
 def test_a_child_is_refused_at_once_and_its_parents_go_on(job, said, kind):
     start = {
         "explicit": "initialize()",
@@ -78,7 +82,7 @@ barrier("after")
         assert own == "0 soon 1"
 
 
-@pytest.mark.parametrize("kind", ["SHOAL_*", "Open MPI", "torchrun"])
+@pytest.mark.parametrize("kind", few(["SHOAL_*", "Open MPI", "torchrun"], ["SHOAL_*"]))
 def test_a_child_that_was_started_before_there_was_a_mark_is_refused_too(job, said, kind):
     """Without an address it would wait in the directory in which its parents no longer are."""
     joins = f"import sys, shoal; sys.stdin.read(); {JOINS}"
@@ -193,7 +197,7 @@ os.write(1, f"{shoal.process_index()} of {shoal.process_count()}\\n".encode())
 """
 
 
-@pytest.mark.parametrize("inner", LAUNCHERS)
+@pytest.mark.parametrize("inner", few(LAUNCHERS, ["shoal run", "Open MPI"]))
 @pytest.mark.parametrize("joins", [True, False])
 def test_a_job_of_one_may_start_another_launcher(child_env, tmp_path, inner, joins):
     """Each process of the evaluation was "process 0 of 1", and did all of its work."""

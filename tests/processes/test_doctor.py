@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from few import few
 from forked_scripts import ForkedScript
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warding import Warden
@@ -193,6 +194,7 @@ def test_all_that_can_differ(see, address, tmp_path):
     assert second.ended() == (1, "")  # only process 0 prints, and all end with its code
 
 
+@pytest.mark.faults
 def test_a_name_that_does_not_resolve(see_fork):
     code, out = see_fork(**member(1, 2, "no-such-host.invalid:8476")).ended()
     assert code == 1
@@ -349,11 +351,14 @@ def test_a_variable_that_does_not_exist(see, see_fork, address):
     assert said == [1, 0]
 
 
+OWN_NAMES = [((), "note"), (("-n", "2"), "problem")]
+
+
 @pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
     reason="only root may make namespaces, with util-linux's unshare",
 )
-@pytest.mark.parametrize(("options", "level"), [((), "note"), (("-n", "2"), "problem")])
+@pytest.mark.parametrize(("options", "level"), few(OWN_NAMES, OWN_NAMES[:1]))
 def test_a_host_whose_own_name_does_not_resolve(see, options, level):
     """CPU devices of several processes connect by it; others need it not."""
     nameless = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host-xyz; exec "$@"', "sh"]

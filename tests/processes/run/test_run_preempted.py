@@ -206,6 +206,7 @@ print("ends:", *codes)
 """
 
 
+@pytest.mark.faults
 def test_the_exit_code_depends_on_no_timing(child_env, tmp_path):
     """One process, without a launcher: the table of real signals, each row in a process."""
     rows = [*itertools.product(ORDERS[:2], NOTICED, (True, False), ("", SLOW))]
@@ -347,6 +348,7 @@ for row in itertools.product({orders!r}, {failed!r}, (True, False), (True, False
 """
 
 
+@pytest.mark.faults
 def test_a_save_that_failed_after_a_notice_is_never_75(child_env, tmp_path):
     """Its error ends the program, or is swallowed by it."""
     script = LOOP + FAILED_ROWS.format(orders=ORDERS[:3], failed=FAILED)

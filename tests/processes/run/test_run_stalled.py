@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from few import few
 from shoal.testing.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("forks")  # its jobs begin as any do
@@ -49,7 +50,7 @@ def line_of(script, word):
     return f"script.py:{number} "
 
 
-@pytest.mark.parametrize("how", [*HANGS])
+@pytest.mark.parametrize("how", few(HANGS, ["queue", "native", "a collective less", "barrier"]))
 def test_the_odd_process_is_named_with_its_line(launch, how):
     script = HEAD + STUCK.format(hang=HANGS[how])
     finished = launch.run("-n", "3", "--stalled-after", "3s", script=script)
@@ -70,7 +71,10 @@ def test_the_odd_process_is_named_with_its_line(launch, how):
     assert finished.err.count("o process has moved for") == 1, "each says it in its log"
 
 
-@pytest.mark.parametrize("how", ["queue", "lock", "a collective less"])
+LOOPLESS = ["queue", "lock", "a collective less"]
+
+
+@pytest.mark.parametrize("how", few(LOOPLESS, ["a collective less"]))
 def test_a_program_without_steps_is_ended_too(launch, how):
     loop = STUCK.replace("    with shoal.step(step):\n", "    if True:\n")
     assert "shoal.step" not in loop
@@ -100,8 +104,11 @@ for step in range(40):
 """
 
 
-@pytest.mark.parametrize("step", ["", "with shoal.step(step): "])
-@pytest.mark.parametrize("wait", ["", "float(x.sum())"])
+STEPS, WAITS_IN_JIT = ["", "with shoal.step(step): "], ["", "float(x.sum())"]
+
+
+@pytest.mark.parametrize("step", few(STEPS, STEPS[1:]))
+@pytest.mark.parametrize("wait", few(WAITS_IN_JIT, WAITS_IN_JIT[:1]))
 def test_without_a_limit_a_job_that_waits_in_jit_for_a_process_that_left_is_ended(
     launch, step, wait
 ):
