@@ -49,10 +49,10 @@ from shoal.runtime.failures.comparison import Kind, Said, compared, headline, ne
 from shoal.runtime.failures.process_text import range_text
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, Meet, find_first, highest
+from shoal.runtime.rules.point import ranges_of
 from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
-from shoal.runtime.wire.frames import ranges_of
 
 _PRIME = (1 << 127) - 1
 _SUM_BYTES = 16

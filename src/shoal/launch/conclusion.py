@@ -21,8 +21,9 @@ from shoal.runtime.exit.first_failure import (
     names_no_process,
     stalled_cause,
 )
-from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, with_programs
+from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
 from shoal.runtime.failures.process_text import listed
+from shoal.runtime.failures.program_text import with_programs
 from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stalls import Stall
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED

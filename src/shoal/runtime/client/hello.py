@@ -231,7 +231,8 @@ def _refused(what: str, frame: Frame) -> InitializeError:
         return InitializeError(f"{what}: {frame.body.decode(errors='replace')}")
     remedy = REMEDY if refusal.reason == "lacks-token" else ""  # process 0 has sent it
     not_joined = NotJoined(refusal.reason, strangers_text(refusal.strangers), remedy)
-    words = refusal_text(refusal)
+    # A name of another process may hold half a surrogate pair, which JSON passes on.
+    words = refusal_text(refusal).encode(errors="replace").decode()
     return InitializeError(f"{what}: {words}", missing=refusal.missing, refusal=not_joined)
 
 

@@ -60,7 +60,6 @@ from shoal.runtime.failures.facts import (
     grouped,
     to_json,
     utc,
-    with_programs,
 )
 from shoal.runtime.failures.headline import (
     advice_of,
@@ -79,6 +78,7 @@ from shoal.runtime.failures.last_record import (
     place_of,
     record_in,
 )
+from shoal.runtime.failures.program_text import with_programs
 from shoal.runtime.failures.rendering import (
     Style,
     facts_without_secrets,

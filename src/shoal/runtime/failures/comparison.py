@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.errors import DivergenceError, counted, with_article
 from shoal.runtime.failures.process_text import listed, range_text
 from shoal.runtime.failures.shortening import source_part
+from shoal.runtime.rules.point import ranges_of
 from shoal.runtime.rules.spec_lines import BETWEEN, SpecLine
 from shoal.runtime.system.callsite import line_of, source_at, split_site
 from shoal.runtime.system.foreign_text import one_line
-from shoal.runtime.wire.frames import ranges_of
 
 if TYPE_CHECKING:
     from shoal.runtime.failures.facts import CallPlace, Difference, DivergenceSide

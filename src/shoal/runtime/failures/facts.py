@@ -16,9 +16,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from shoal.errors import UsageError
-from shoal.runtime.failures.program_text import program_lines
-from shoal.runtime.rules.programs import Differences
-from shoal.runtime.wire.frames import ranges_of
+from shoal.runtime.rules.point import Ranges, ranges_of
 
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
@@ -49,7 +47,7 @@ class ProcessSet(tuple[int, ...]):
         return cls(number for first, last in ranges for number in range(first, last + 1))
 
     @property
-    def ranges(self) -> list[tuple[int, int]]:
+    def ranges(self) -> Ranges:
         """Inclusive ranges of consecutive indices."""
         return ranges_of(self)
 
@@ -241,17 +239,6 @@ class JobFailure:
     step: int | None = None  # in which it was interrupted or preempted
     logs: str = ""  # the folder, as given
     text: str = ""  # the report as printed to a file
-
-
-# Kinds of failures that a program which only some processes run may explain.
-_OF_PROGRAMS = ("deadline", "diverged", "host_lost", "lost", "signal", "stalled")
-
-
-def with_programs(failure: JobFailure, programs: Differences) -> JobFailure:
-    """Return a failure with the programs that only some processes had compiled."""
-    if failure.kind not in _OF_PROGRAMS:
-        return failure
-    return dataclasses.replace(failure, programs=tuple(program_lines(programs)))
 
 
 def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause, ...]:

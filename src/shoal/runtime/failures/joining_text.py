@@ -71,7 +71,7 @@ def refusal_text(refusal: Refusal) -> str:
 def _late_text(refusal: Refusal) -> str:
     text = (
         f"{listed(refusal.missing)} of {refusal.num_processes} did not join within "
-        f"{refusal.timeout_s:g} s (the deadline of process {refusal.by}); here: "
+        f"{refusal.timeout_s:g} s (the deadline of process {refusal.process}); here: "
         f"{listed(refusal.here)}"
     )
     strangers = strangers_text(refusal.strangers)
@@ -81,7 +81,7 @@ def _late_text(refusal: Refusal) -> str:
 def _complete_text(refusal: Refusal) -> str:
     if not refusal.who:
         return "the job is complete"
-    text = f"the job is complete: {refusal.who} is process {refusal.by}"
+    text = f"the job is complete: {refusal.who} is process {refusal.process}"
     if refusal.is_child:
         text += (
             "; if this is a child of it, put initialize() below `if __name__ == '__main__':`, "

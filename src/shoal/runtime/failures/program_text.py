@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import chain
+import dataclasses
 
 from shoal.errors import counted
-from shoal.runtime.failures.shortening import process_ranges
-from shoal.runtime.rules.programs import CompiledProgram, Differences, ProgramDifference, Ranges
+from shoal.runtime.failures.facts import JobFailure
+from shoal.runtime.failures.process_text import is_one, listed_ranges
+from shoal.runtime.rules.point import Ranges
+from shoal.runtime.rules.programs import CompiledProgram, Differences, ProgramDifference
 from shoal.runtime.system.callsite import line_of
+
+# Kinds of failures that a program which only some processes run may explain.
+_OF_PROGRAMS = ("deadline", "diverged", "host_lost", "lost", "signal", "stalled")
+
+
+def with_programs(failure: JobFailure, programs: Differences) -> JobFailure:
+    """Return a failure with the programs that only some processes had compiled."""
+    if failure.kind not in _OF_PROGRAMS:
+        return failure
+    return dataclasses.replace(failure, programs=tuple(program_lines(programs)))
 
 
 def program_lines(found: Differences) -> list[str]:
@@ -45,19 +57,15 @@ def _difference_text(difference: ProgramDifference) -> str:
         )
     have, lack = _processes(difference.have), _processes(difference.lack)
     what = f"{program.name} for {devices}{_site(program)}"
-    if _is_one(difference.have):
+    if is_one(difference.have):
         return f"{have} alone has compiled {what}; if it runs it, it may wait for the others"
-    verb = "has" if _is_one(difference.lack) else "have"
+    verb = "has" if is_one(difference.lack) else "have"
     run = "if they run it, they may wait for the others"
     return f"{have} have compiled {what}, and {lack} {verb} not; {run}"
 
 
 def _processes(ranges: Ranges) -> str:
-    return process_ranges(chain.from_iterable(range(first, last + 1) for first, last in ranges))
-
-
-def _is_one(ranges: Ranges) -> bool:
-    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+    return listed_ranges(ranges, most=5)
 
 
 def _site(program: CompiledProgram) -> str:

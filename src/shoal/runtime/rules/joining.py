@@ -14,7 +14,7 @@ from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.point import Member
-from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field, whole_text
+from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
 PROTOCOL = 9
 # The texts in the bodies of refusals: what a client prints that knows no `Refusal`, or this reason.
@@ -53,7 +53,7 @@ class Refusal(NamedTuple):
     who: str = ""  # has died, is gone or is here
     missing: tuple[int, ...] = ()
     here: tuple[int, ...] = ()
-    by: int = -1  # the process with the deadline; of "complete", the one that is here
+    process: int = -1  # "late": whose deadline it is; "complete": which is here
     timeout_s: float = 0.0
     num_processes: int = 0
     strangers: tuple[Stranger, ...] = ()
@@ -72,12 +72,10 @@ def refusal_of_row(row: object) -> Refusal:
         raise FrameError("a message holds no refusal")
     found = Refusal(*row)
     return found._replace(
-        words=whole_text(found.words),
-        who=whole_text(found.who),
         missing=_processes(found.missing),
         here=_processes(found.here),
-        strangers=strangers_of(row[8]),
-        problems=tuple(map(_problem_of, row[9])),
+        strangers=strangers_of(found.strangers),
+        problems=tuple(map(_problem_of, found.problems)),
     )
 
 
@@ -88,18 +86,18 @@ def strangers_of(rows: object) -> tuple[Stranger, ...]:
     for row in rows:
         if not isinstance(row, list) or [*map(type, row)] != [int, str]:
             raise FrameError("field 'strangers' holds an invalid one")
-    return tuple(Stranger(process, whole_text(origin)) for process, origin in rows)
+    return tuple(Stranger(*row) for row in rows)
 
 
 def _problem_of(row: object) -> WrongHello:
     if not isinstance(row, list) or [*map(type, row)] != [str] * len(WrongHello._fields):
         raise FrameError("a refusal holds an invalid problem")
-    return WrongHello(*map(whole_text, row))
+    return WrongHello(*row)
 
 
-def _processes(row: Iterable[object]) -> tuple[int, ...]:
-    found = tuple(process for process in row if type(process) is int)
-    if found != tuple(row):
+def _processes(row: Iterable[int]) -> tuple[int, ...]:
+    found = tuple(row)
+    if not all(type(process) is int for process in found):
         raise FrameError("a refusal lists invalid processes")
     return found
 
@@ -296,7 +294,7 @@ class Joining(Generic[To]):
             "late",
             missing=self.absent(),
             here=tuple(sorted(self._here)),
-            by=by,
+            process=by,
             timeout_s=float(timeout_s),
             num_processes=self.num_processes,
             strangers=self.strangers,
@@ -322,7 +320,7 @@ class Joining(Generic[To]):
         if there is None:
             return Refusal("complete")
         is_child = there.host_id != "" and there.host_id == hello.host_id
-        return Refusal("complete", who=str(there), by=hello.process, is_child=is_child)
+        return Refusal("complete", who=str(there), process=hello.process, is_child=is_child)
 
     def _problems(self, hello: Hello) -> list[WrongHello]:
         """Return everything that is wrong with a HELLO, with both sides."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shoal.arguments import as_integer
 from shoal.errors import UsageError, UsageTypeError, raise_all
@@ -14,6 +14,7 @@ from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES, FrameError
 _MAX_TEXT = 32_768  # characters of all texts of a point
 STEP = "step"  # the call at which a process says where it is, and meets no other
 AGO, LASTING = ", {} s ago", " for {} s"  # how last words end: with `Member.since_s`
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # of processes, inclusive
 
 
 class Fingerprint(NamedTuple):
@@ -117,6 +118,21 @@ class Member(NamedTuple):
     def own_s(self) -> float | None:
         """The compute time of a step: `step_s` without waits for others, seconds."""
         return None if self.step_s is None else self.step_s - self.wait_s
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Return the inclusive ranges of consecutive numbers in sorted ones.
+
+    >>> ranges_of([0, 1, 2, 5])
+    ((0, 2), (5, 5))
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
 class Departure(NamedTuple):

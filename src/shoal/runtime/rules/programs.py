@@ -21,17 +21,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from shoal.runtime.wire.frames import FrameError, processes_in, ranges_of
+from shoal.runtime.rules.point import Ranges, ranges_of
+from shoal.runtime.wire.frames import FrameError
 
 Owners: TypeAlias = tuple[int, ...] | None  # None: all processes of the job
-Ranges: TypeAlias = tuple[tuple[int, int], ...]  # of processes, inclusive: jobs are large
 MOST_PROGRAMS = 512  # that a process notes, for one set of owners
 MOST_GROUPS = 16  # sets of owners of a process
 MOST_SENT = 64  # programs in one heartbeat
 MOST_LARGE = 32  # elements of a constant whose values are compared
 _MOST_KNOWN = 4096  # programs that not all owners have compiled, at the coordinator
 MOST_TEXT = 200  # characters of a name, the types of its arguments, or a call site
-_MOST_SENT = 32  # differences
+_MOST_DIFFERENCES = 32  # of which all facts are known outside
 _MEETINGS = 2
 
 
@@ -119,7 +119,7 @@ class Differences(NamedTuple):
 
 
 def _first_of(
-    shown: tuple[ProgramDifference, ...], left_out: int, most: int = _MOST_SENT
+    shown: tuple[ProgramDifference, ...], left_out: int, most: int = _MOST_DIFFERENCES
 ) -> Differences:
     return Differences(shown[:most], left_out + max(0, len(shown) - most))
 
@@ -150,10 +150,12 @@ def _difference_of(row: object) -> ProgramDifference:
 
 
 def _ranges(row: object) -> Ranges:
-    found = tuple(ranges_of(processes_in(row)))
-    if not found:
+    if not isinstance(row, list) or not row:
         raise FrameError("field 'programs' lists no processes")
-    return found
+    for ends in row:
+        if not isinstance(ends, list) or [*map(type, ends)] != [int, int]:
+            raise FrameError("field 'programs' holds an invalid range of processes")
+    return tuple((first, last) for first, last in row)
 
 
 def _program_of(row: object) -> CompiledProgram:
@@ -285,9 +287,9 @@ class ProgramSets:
                 lack, instead = sorted(other.have), other.program
             yield ProgramDifference(
                 one.program,
-                have=tuple(ranges_of(sorted(one.have))),
-                lack=tuple(ranges_of(lack)),
-                owners=tuple(ranges_of(members)),
+                have=ranges_of(sorted(one.have)),
+                lack=ranges_of(lack),
+                owners=ranges_of(members),
                 instead=instead,
             )
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +24,6 @@ MAX_HELLO_BYTES = 16 << 10  # header of an untrusted connection, which may send 
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 
-_MOST_PROCESSES = 1 << 20
 _REMEMBERED_BYTES = 1 << 10
 _SMALL_BYTES = 1 << 13
 _LARGE_BYTES = 1 << 18
@@ -144,42 +142,6 @@ def _read_header(text: bytes) -> Mapping[str, Any]:
 
 
 _remembered_header = lru_cache(maxsize=256)(_read_header)
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the inclusive ranges of consecutive numbers in sorted ones.
-
-    >>> ranges_of([0, 1, 2, 5])
-    [(0, 2), (5, 5)]
-    """
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
-
-
-def processes_in(ranges: object) -> tuple[int, ...]:
-    """Return the processes of inclusive ranges, which JSON gives as lists.
-
-    Raises:
-      FrameError: they are none, or too many for a job.
-    """
-    if not isinstance(ranges, list):
-        raise FrameError("a message holds no ranges of processes")
-    for row in ranges:
-        if not isinstance(row, list) or [*map(type, row)] != [int, int]:
-            raise FrameError("a message holds an invalid range of processes")
-    if sum(max(0, last - first) for first, last in ranges) > _MOST_PROCESSES:
-        raise FrameError("a message lists too many processes")
-    return tuple(chain.from_iterable(range(first, last + 1) for first, last in ranges))
-
-
-def whole_text(text: str) -> str:
-    """Return a text that came as JSON without its half surrogate pairs, which nothing can print."""
-    return text.encode(errors="replace").decode()
 
 
 def body_value(frame: Frame) -> Any:
