@@ -29,6 +29,7 @@ import pytest
 
 from checkpoint.bucket import servers
 from collectives.thread_jobs import run_all
+from few import few
 from processes.forked import Forks, Outcome, save_step, tree_of
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
@@ -179,10 +180,7 @@ BEHIND = [
 ]  # fmt: skip
 TABLE = [
     *(("save_step", *row) for row in ROWS),
-    *(
-        pytest.param(*row, marks=[] if row in BEHIND else [pytest.mark.faults])
-        for row in [("save_behind", *row) for row in ROWS]
-    ),
+    *few([("save_behind", *row) for row in ROWS], BEHIND),
 ]
 
 

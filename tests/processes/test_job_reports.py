@@ -11,6 +11,7 @@ import stat
 
 import pytest
 
+from few import few
 from processes.run.test_run_first_to_fail import ENDS, START
 from processes.run.test_run_stalled import HEAD as HEAD_OF_STALLS
 from processes.run.test_run_stalled import WAITS
@@ -335,14 +336,7 @@ IN_SUITE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(end, marks=[] if end in IN_SUITE else pytest.mark.faults)
-        for end in ENDS
-        if end not in LAUNCHED
-    ],
-)
+@pytest.mark.parametrize("end", few([end for end in ENDS if end not in LAUNCHED], IN_SUITE))
 def test_the_process_that_failed_first_is_named(job, end):
     program, (headline, _, words) = ENDS[end]
     headline, words = ALONE.get(end, (headline, words.replace("script.py", "train.py")))

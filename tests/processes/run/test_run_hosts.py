@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from few import few
 from processes.run.launchers import Launchers, codes, said, verdict
 from processes.run.test_run_first_to_fail import ENDS, START, WHILE_SAVING
 from shoal.testing.network import address_of, why_no_cuts
@@ -128,7 +129,6 @@ ACROSS = (
     "a reader of feed, while its process computes", "an error, while the others compute",
     "an error in a callback, while its result is saved",
 )  # fmt: skip
-IN_SUITE = ACROSS[:1]
 
 
 def where_all_are_one(text):
@@ -136,10 +136,7 @@ def where_all_are_one(text):
     return re.sub(r" \(10\.201\.[\d.]+\)", "", " ".join(text.split()))
 
 
-@pytest.mark.parametrize(
-    "end",
-    [pytest.param(end, marks=[] if end in IN_SUITE else pytest.mark.faults) for end in ACROSS],
-)
+@pytest.mark.parametrize("end", few(ACROSS, ACROSS[:1]))
 def test_the_process_that_failed_first_is_named_on_both_hosts(launchers, end):
     program, (headline, code, words) = ENDS[end]
     launchers.write(START + program)
