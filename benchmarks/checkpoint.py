@@ -62,7 +62,7 @@ def folder() -> Iterator[Path]:
 
 
 def settle(num_bytes: int = 0) -> None:
-    """Leave no work to whoever comes next: deletions are done, twice the memory is to be had."""
+    """Leave no work to the next contestant: deletions are done, twice the memory is to be had."""
     gc.collect()
     os.sync()
     if not num_bytes:

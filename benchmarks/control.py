@@ -11,7 +11,7 @@ compiled programs are noted, as evidence of a divergence, and where they are not
 a random order, in blocks of STEPS steps.
 
 The row `barrier sockets` is the same barrier with its calls over the Unix socket, for processes on
-the host of the meeting place, and over TCP, for all others.
+the host of the coordinator, and over TCP, for all others.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def barriers() -> dict[str, Callable[[int], object]]:
 def sockets() -> dict[str, Callable[[int], object]]:
     """Return the barrier over each kind of connection."""
     import shoal
-    from shoal.runtime.process import coordinator
+    from shoal.runtime.process import client
 
-    calls = coordinator()._calls  # type: ignore[attr-defined]  # the pool of its connections
+    calls = client()._calls  # type: ignore[attr-defined]  # the pool of its connections
     pools = {}
     for name in ("shoal", "tcp"):
         calls._free = []
@@ -135,9 +135,9 @@ def measure_notes() -> dict[str, list[float]]:
     from jax._src import compiler  # what is noted are its calls
 
     import shoal
-    from shoal.runtime.process import coordinator
+    from shoal.runtime.process import client
 
-    noting, notes = compiler.compile_or_get_cached, coordinator().programs
+    noting, notes = compiler.compile_or_get_cached, client().programs
     mesh = shoal.make_mesh({"data": -1})
     given = np.full((64 * shoal.process_count(), 64), 1 / 64, "float32")
     rows = shoal.put(given, shoal.Layout(mesh, "data"))

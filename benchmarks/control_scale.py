@@ -1,8 +1,8 @@
-"""What a barrier, joining and signs of life cost the meeting place as the job grows.
+"""What a barrier, joining and signs of life cost the coordinator as the job grows.
 
 The processes are simulated: one program holds all their connections, says their HELLOs, and lets
-them arrive in turn; the meeting place is the real one, in its own process. `server` is the
-processor time that the meeting place used for a barrier, as the kernel counts it.
+them arrive in turn; the coordinator is the real one, in its own process. `server` is the
+processor time that the coordinator used for a barrier, as the kernel counts it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ the figures of 2,000 and 10,000 processes, on a machine that does nothing else:
 
   python benchmarks/control_scale.py 2000 10000
 
-This program and the meeting place each open two files for each process: the limit of open files
+This program and the coordinator each open two files for each process: the limit of open files
 (`ulimit -Hn`) must be 20,100 for 10,000. Where it is less the job is smaller, and its row says so.
 """
 
@@ -143,7 +143,7 @@ class Crowd:
     def _await_answers(self, number: int, sockets: Sequence[socket.socket]) -> None:
         """Return when so many more answers have come on these sockets.
 
-        A crowd on other machines would not share the processor with the meeting place: this one
+        A crowd on other machines would not share the processor with the coordinator: this one
         sleeps until the last of the sockets is answered.
         """
         want = self.received + number
@@ -155,7 +155,7 @@ class Crowd:
                 sock, reader = self._readers[number]
                 data = sock.recv(BYTES_AT_ONCE)
                 if not data:
-                    raise SystemExit("the meeting place closed a connection")
+                    raise SystemExit("the coordinator closed a connection")
                 self.received_bytes += len(data)
                 reader.feed(data)
                 while reader.next() is not None:
@@ -183,31 +183,31 @@ def resident_mib(pid: int) -> int:
 
 
 def start(count: int) -> tuple[subprocess.Popen[bytes], str]:
-    command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--until-stdin-closes"]
+    command = [sys.executable, "-m", "shoal.runtime.server.coordinator", "--until-stdin-closes"]
     command += ["--processes", str(count)]
     # The crowd gives no sign of life between its barriers.
     env = {**os.environ, "SHOAL_LOST_AFTER_S": "inf", "SHOAL_TOKEN": ""}
-    place = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-    line = place.stdout.readline() if place.stdout else b""
-    return place, str(json.loads(line)["address"])
+    coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    line = coordinator.stdout.readline() if coordinator.stdout else b""
+    return coordinator, str(json.loads(line)["address"])
 
 
 def measure(count: int) -> None:
     """Print the row of one size."""
-    place, address = start(count)
+    coordinator, address = start(count)
     crowd = Crowd(address, count)
-    began, before = time.perf_counter(), processor_us(place.pid)
+    began, before = time.perf_counter(), processor_us(coordinator.pid)
     crowd.join()
     crowd.barrier(0)
-    join_s, join_us = time.perf_counter() - began, processor_us(place.pid) - before
+    join_s, join_us = time.perf_counter() - began, processor_us(coordinator.pid) - before
     server_us, wall_us, beat_us = [], [], []
     crowd.sent_bytes = crowd.received_bytes = 0
     for turn in range(ROUNDS):
-        before, began = processor_us(place.pid), time.perf_counter()
+        before, began = processor_us(coordinator.pid), time.perf_counter()
         for number in range(BARRIERS):
             crowd.barrier(1 + turn * BARRIERS + number)
         wall_us.append((time.perf_counter() - began) / BARRIERS * 1e6)
-        server_us.append((processor_us(place.pid) - before) / BARRIERS)
+        server_us.append((processor_us(coordinator.pid) - before) / BARRIERS)
     barriers = ROUNDS * BARRIERS
     case = {
         "processes": count,
@@ -218,19 +218,19 @@ def measure(count: int) -> None:
         "join_server_s": round(join_us / 1e6, 2),
     }
     for turn in range(BEATS):
-        before = processor_us(place.pid)
+        before = processor_us(coordinator.pid)
         crowd.beat(turn)
-        beat_us.append(processor_us(place.pid) - before)
+        beat_us.append(processor_us(coordinator.pid) - before)
     case["beats_percent_of_a_core"] = round(statistics.median(beat_us) / HEARTBEAT_S / 1e4, 2)
-    case["server_mib"] = resident_mib(place.pid)
-    print_row("meeting place, a barrier", case, {"server": server_us, "wall": wall_us}, "us")
+    case["server_mib"] = resident_mib(coordinator.pid)
+    print_row("coordinator, a barrier", case, {"server": server_us, "wall": wall_us}, "us")
     crowd.leave()
-    place.stdin.close()  # type: ignore[union-attr]
-    place.wait()
+    coordinator.stdin.close()  # type: ignore[union-attr]
+    coordinator.wait()
 
 
 def allow_open_files(wanted: int) -> int:
-    """Raise the limit of open files as far as may be, for the meeting place too; return it."""
+    """Raise the limit of open files as far as may be, for the coordinator too; return it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     for limit in (max(wanted, hard), hard):
         with contextlib.suppress(ValueError, OSError):

@@ -6,7 +6,7 @@ during the call less the resident set before it, on the process that needs most;
 (64 MiB) stands before the call and is not in it. The floor is what the process's own two devices
 must hold.
 
-A last row for each kind says what the trail costs, the digest and the record of a call that is
+A last row for each kind, `the call record`, says what it costs to digest and record a call that is
 compared where processes meet next: puts with it and without it take turns in one job, and the time
 inside it is taken as well, for it is smaller than the spread of both. It may take 3 % of a put.
 """
@@ -24,7 +24,7 @@ from typing import Any
 ROUNDS, MIB = 5, 1 << 20
 SHAPE = (4096, 4096)  # float32: 64 MiB
 CONTESTANTS, KINDS = ("shoal", "jax"), ("replicated", "sharded")
-TRAIL_ROUNDS = 15
+RECORD_ROUNDS = 15
 
 
 def measure(contestant: str, kind: str) -> None:
@@ -58,12 +58,12 @@ def measure(contestant: str, kind: str) -> None:
     shoal.shutdown()
 
 
-def measure_trail(kind: str) -> None:
-    """In a process of the job: place the array again and again, with the trail and without it."""
+def measure_record(kind: str) -> None:
+    """In a process of the job: place the array again and again, recording the call and not."""
     import numpy as np
 
     import shoal
-    from shoal.arrays.host import record_trail as host_record_trail
+    from shoal.arrays.host.record_call import record_call
     from shoal.arrays.placing import put
 
     shoal.initialize()
@@ -71,17 +71,16 @@ def measure_trail(kind: str) -> None:
         shoal.make_mesh({"data": -1}), "data" if kind == "sharded" else None, None
     )
     source = np.random.default_rng(0).random(SHAPE, np.float32)
-    times: dict[str, list[float]] = {"shoal": [], "without": [], "trail": []}
-    record_trail = host_record_trail.record_trail
+    times: dict[str, list[float]] = {"shoal": [], "without": [], "call": []}
 
     def timed(*given: object, **options: object) -> None:
         began = time.perf_counter()
-        record_trail(*given, **options)
-        times["trail"].append((time.perf_counter() - began) * 1e3)
+        record_call(*given, **options)
+        times["call"].append((time.perf_counter() - began) * 1e3)
 
-    for _ in range(TRAIL_ROUNDS + 1):  # the first is a warm-up
-        for name, trail in (("shoal", timed), ("without", lambda *given, **options: None)):
-            put.record_trail = trail
+    for _ in range(RECORD_ROUNDS + 1):  # the first is a warm-up
+        for name, record in (("shoal", timed), ("without", lambda *given, **options: None)):
+            put.record_call = record
             shoal.barrier("next")
             began = time.perf_counter()
             shoal.put(source, layout)
@@ -115,14 +114,14 @@ def worst(results: list[dict[str, float]]) -> dict[str, float]:
     return {key: max(result[key] for result in results) for key in ("added_mib", "ms")}
 
 
-def print_trail(processes: int, kind: str) -> None:
-    """Print what the trail costs, on the process where it costs most."""
+def print_record(processes: int, kind: str) -> None:
+    """Print what the call record costs, on the process where it costs most."""
     from rows import print_row
 
-    times = max(run_job(processes, "trail", kind), key=lambda one: statistics.median(one["trail"]))
-    share = statistics.median(times["trail"]) / statistics.median(times["without"])
-    case = {"processes": processes, "trail_percent": round(100 * share, 2)}
-    print_row(f"put {kind} 64 MiB, the trail", case, times, "ms")
+    times = max(run_job(processes, "call", kind), key=lambda row: statistics.median(row["call"]))
+    share = statistics.median(times["call"]) / statistics.median(times["without"])
+    case = {"processes": processes, "record_percent": round(100 * share, 2)}
+    print_row(f"put {kind} 64 MiB, the call record", case, times, "ms")
 
 
 def main() -> None:
@@ -140,12 +139,12 @@ def main() -> None:
                 samples = {name: [row[key] for row in rows] for name, rows in results.items()}
                 what = "peak memory added" if unit == "MiB" else "time"
                 print_row(f"put {kind} 64 MiB, {what}", case, samples, unit)
-            print_trail(processes, kind)
+            print_record(processes, kind)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["trail"]:
-        measure_trail(*sys.argv[2:])
+    if sys.argv[1:2] == ["call"]:
+        measure_record(*sys.argv[2:])
     elif len(sys.argv) == 3:
         measure(*sys.argv[1:])
     else:

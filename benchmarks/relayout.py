@@ -156,7 +156,7 @@ def agreed() -> None:
         "sent": lambda: shoal.relayout(rows, columns),
         "sent, not agreed": lambda: move([Move(rows, rows, target)]),
         "copied": lambda: shoal.relayout(whole, columns),
-        "copied, no trail": lambda: move([Move(whole, whole, target)]),
+        "copied, no call record": lambda: move([Move(whole, whole, target)]),
         "a barrier": lambda: shoal.barrier("alone"),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -174,7 +174,7 @@ def agreed() -> None:
             row[f"{name}, ms"] = {"median": median, "p25": low, "p75": high}
         medians = {name: statistics.median(each) for name, each in times.items()}
         row["added, ms"] = round(medians["sent"] - medians["sent, not agreed"], 3)
-        row["added to a copy, ms"] = round(medians["copied"] - medians["copied, no trail"], 3)
+        row["added to a copy, ms"] = round(medians["copied"] - medians["copied, no call record"], 3)
         print(json.dumps(row), flush=True)
     shoal.shutdown()
 

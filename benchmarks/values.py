@@ -232,7 +232,7 @@ def rows(*, quick: bool) -> Iterator[tuple[str, dict[str, object], dict[str, lis
 def main() -> None:
     """Print the rows, or be a process of a job that is measured."""
     if "--devices" in sys.argv:
-        os.environ["SHOAL_HOST_MEMORY"] = "0"
+        os.environ["SHOAL_SHARED_MEMORY"] = "0"
     if sys.argv[1:2] == ["--process"]:
         asked, address, index, count = sys.argv[2:]
         index = os.environ["PMI_RANK"] if index == "mpi" else index

@@ -63,7 +63,7 @@ TYPES = {
     "st.SearchStrategy": "SearchStrategy",
 }
 WEIGHTS = "weights.js"
-WITHOUT_A_PAGE = r"AxisType|Box|Coordinator|(hypothesis\..*)?SearchStrategy|T"
+WITHOUT_A_PAGE = r"AxisType|Box|JobClient|(hypothesis\..*)?SearchStrategy|T"
 
 # Classes that users make, and that have no colour.
 MADE = (

@@ -12,7 +12,7 @@ and imports only go down:
 * `compat`: the predecessors' own names, imported by name.
 * `draw`, `launch`: pictures; one job on this machine.
 * `testing`, `cli`: tools for tests, the command.
-* `planning`, `preemption`, `retention`, `types`: doors, which only re-export.
+* `planning`, `preemption`, `retention`, `types`: modules that only re-export.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_DOORS = ("compat", "planning", "preemption", "retention", "types")
+_REEXPORTS = ("compat", "planning", "preemption", "retention", "types")
 
 _LAZY = {
     "Bucket": "shoal.checkpoint.bucket.address",
@@ -197,7 +197,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY and name not in _DOORS:
+    if name not in _LAZY and name not in _REEXPORTS:
         import shoal.names as names
 
         problem = f"module 'shoal' has no attribute {name!r}"
@@ -210,12 +210,12 @@ def __getattr__(name: str) -> Any:
     # swallow.
     load = interrupts.interrupts_delivered(importlib.import_module)
     module = load(_LAZY.get(name, f"shoal.{name}"))
-    globals()[name] = value = module if name in _DOORS else getattr(module, name)
+    globals()[name] = value = module if name in _REEXPORTS else getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_DOORS, "errors", "settings", "__version__"]
+    return [*__all__, *_REEXPORTS, "errors", "settings", "__version__"]
 
 
 def _show_in_notebooks() -> None:

@@ -200,6 +200,6 @@ def not_one_of(name: str, value: object, known: Collection[str]) -> list[str]:
     """
     if isinstance(value, str) and value in known:
         return []
-    words = ", ".join(map(repr, known))
-    problem = f"{name}={shown(value)} is not one of {words}"
+    choices = ", ".join(map(repr, known))
+    problem = f"{name}={shown(value)} is not one of {choices}"
     return [problem + nearest(value, known)] if isinstance(value, str) else [WrongType(problem)]

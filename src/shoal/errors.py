@@ -415,7 +415,7 @@ def nearest(name: object, known: Iterable[str], *, prefix: str = "") -> str:
 
     What all of them begin with, the `prefix`, would make any two of them close: it is not compared.
     """
-    rest = [one.removeprefix(prefix) for one in known]
+    rest = [candidate.removeprefix(prefix) for candidate in known]
     close = closest(str(name).removeprefix(prefix), rest)
     return "" if close is None else f"; did you mean {prefix + close!r}?"
 

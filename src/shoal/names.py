@@ -261,7 +261,7 @@ def hint_of(name: str) -> str:
     facades = [(facade, ours[name]) for facade, ours in FACADES.items() if name in ours]
     if facades:
         theirs = " and ".join(f"{facade}.{name}" for facade, _ in facades)
-        ours = " and ".join(dict.fromkeys(f"shoal.{one}" for _, one in facades))
+        ours = " and ".join(dict.fromkeys(f"shoal.{own}" for _, own in facades))
         return f"it is {theirs}; ours is {ours}"
     if name in OTHERS:
         return f"ours is shoal.{OTHERS[name]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ _ROWS = (
      "is lost; inf: never"),
     ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but sends no heartbeats "
      "this long (its interpreter lock is held) is lost; inf: never"),
-    ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
+    ("SHOAL_HANG_TIMEOUT_S", "30", "seconds", "a process stuck in native code after a peer was "
      "lost, or has made other calls, is ended; inf: never"),
     ("SHOAL_STALL_WARN_S", "300", "seconds", "a job in which no process has made progress for this "
      "long is reported, with the call site of each; inf: never"),
@@ -80,10 +81,10 @@ _ROWS = (
     ("SHOAL_FAILURE_GRACE_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM; not set: 0.2 if a new attempt follows, except for a running save"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
-    ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a preemption "
-     "notice, to save and exit"),
+    ("SHOAL_PREEMPTION_GRACE_S", "300", "seconds", "the same for processes that took SIGTERM as a "
+     "preemption notice, to save and exit"),
     # storage
-    ("SHOAL_LEASE_S", "60", "seconds", "a save that was not refreshed for this long is stale, "
+    ("SHOAL_SAVE_LEASE_S", "60", "seconds", "a save that was not refreshed for this long is stale, "
      "and others may end it; a running save is refreshed several times as often"),
     ("SHOAL_COMPILE_CACHE", "", "0, 1 or folder", "where the programs that JAX compiles are kept "
      "for the next start; 1: in the user's cache directory; 0: nowhere; `shoal run` sets it to 1 "
@@ -92,9 +93,9 @@ _ROWS = (
      "code that may be from the compile cache: the time, in seconds since the epoch, since which "
      "entries are removed; there is no cache then"),
     # values
-    ("SHOAL_STRICT_DTYPES", "0", "0 or 1", "whether a host value whose dtype arrays on devices "
+    ("SHOAL_STRICT_DTYPES", "0", "0 or 1", "1: a host value whose dtype arrays on devices "
      "cannot have, such as float64, is an error; 0: it is narrowed"),
-    ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
+    ("SHOAL_SHARED_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
     ("SHOAL_TOPOLOGY", "", "text", "what the job's CPU devices stand for, such as `v5e:4x4`: "
      "make_mesh orders them as it orders the devices of that hardware"),
@@ -114,6 +115,13 @@ SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}
 
 _COUNTS = ("processes", "index", "number", "devices")  # units of whole numbers
 _PREFIX = "SHOAL_"
+# By the new name, the name of 0.1: it is read where the new one is not set, with a warning.
+_OLD_NAMES = {
+    "SHOAL_HANG_TIMEOUT_S": "SHOAL_ABORT_AFTER_S",
+    "SHOAL_PREEMPTION_GRACE_S": "SHOAL_LEAVE_S",
+    "SHOAL_SAVE_LEASE_S": "SHOAL_LEASE_S",
+    "SHOAL_SHARED_MEMORY": "SHOAL_HOST_MEMORY",
+}
 # The words of other launchers, which are not close to ours.
 _OTHER_WORDS = {
     "SHOAL_MASTER_ADDR": "SHOAL_COORDINATOR",
@@ -125,12 +133,22 @@ _OTHER_WORDS = {
 
 def text(name: str) -> str:
     """Return the variable's text, or its default. Unknown names are a bug: KeyError."""
-    return os.environ.get(name, "").strip() or SETTINGS[name].default
+    return _given(name) or SETTINGS[name].default
 
 
 def is_set(name: str) -> bool:
     """Return whether the variable is set. Unknown names are a bug: KeyError."""
-    return bool(os.environ.get(SETTINGS[name].name, "").strip())
+    return bool(_given(name))
+
+
+def _given(name: str) -> str:
+    value, old = os.environ.get(SETTINGS[name].name, "").strip(), _OLD_NAMES.get(name, "")
+    if value or not old:
+        return value
+    value = os.environ.get(old, "").strip()
+    if value:
+        warnings.warn(f"{old} is deprecated: it is now {name}", FutureWarning, stacklevel=3)
+    return value
 
 
 def number(name: str) -> int | None:
@@ -195,9 +213,10 @@ def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
     "shoal has no variable SHOAL_NPROCS; did you mean 'SHOAL_NUM_PROCESSES'?"
     """
     lines, reported = {}, env.get("SHOAL_REPORTED", "").split(",")
+    known = {*SETTINGS, *_OLD_NAMES.values(), *reported}
     for name in sorted(env):
         is_set = name.startswith(_PREFIX) and env[name].strip()
-        if not is_set or name in SETTINGS or name in reported or _is_of_a_service(name, env):
+        if not is_set or name in known or _is_of_a_service(name, env):
             continue
         meant = _OTHER_WORDS.get(name.upper(), name.upper())
         hint = nearest(meant, SETTINGS, prefix=_PREFIX)
@@ -207,7 +226,11 @@ def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def _is_of_a_service(name: str, env: Mapping[str, str]) -> bool:
     """Return whether Kubernetes sets it, for a service called `shoal…`, in the namespace's pods."""
-    services = [one.removesuffix("_SERVICE_HOST") for one in env if one.endswith("_SERVICE_HOST")]
+    services = [
+        variable.removesuffix("_SERVICE_HOST")
+        for variable in env
+        if variable.endswith("_SERVICE_HOST")
+    ]
     starts = [f"{service}_{kind}_" for service in services for kind in ("SERVICE", "PORT")]
     return f"{name}_".startswith(tuple(starts))
 

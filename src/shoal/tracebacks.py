@@ -84,9 +84,9 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                words = _refusal(function, args, kwargs)
-                if words:
-                    raise UsageTypeError(words) from error.__cause__  # not from Python's words
+                refusal = _refusal(function, args, kwargs)
+                if refusal:
+                    raise UsageTypeError(refusal) from error.__cause__  # not from Python's words
                 raise
         except Exception as error:
             _name_called(function, error)
@@ -108,12 +108,16 @@ def _refusal(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         pass
     else:
         return ""
-    given = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    given = [
+        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
+    ]
     if given and given[0].name in ("self", "cls"):
         given, args = given[1:], args[1:]
-    positional = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
-    options = [one.name for one in given if one.kind is one.KEYWORD_ONLY]
-    kinds = {one.kind for one in given}
+    positional = [
+        parameter.name for parameter in given if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    options = [parameter.name for parameter in given if parameter.kind is parameter.KEYWORD_ONLY]
+    kinds = {parameter.kind for parameter in given}
     problems = []
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         most = counted(len(positional), "positional argument")
@@ -126,7 +130,11 @@ def _refusal(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         known = [*positional, *options]
         unknown = [name for name in kwargs if name not in known]
         problems += [f"has no argument {name}={nearest(name, known)}" for name in unknown]
-    needed = {one.name for one in given if one.default is one.empty and one.name in positional}
+    needed = {
+        parameter.name
+        for parameter in given
+        if parameter.default is parameter.empty and parameter.name in positional
+    }
     lacking = [name for name in positional[len(args) :] if name in needed - {*kwargs}]
     problems += [f"needs {' and '.join(lacking)}"] if lacking else []
     wrong = list[str](kwargs)
@@ -142,7 +150,11 @@ def _public_name(function: Callable[..., Any]) -> str:
     """Return the name by which programs call a function: that of the outermost module."""
     name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
     root, module = name.partition(".")[0], function.__module__
-    ours = [one for one in [*sys.modules] if one == "shoal" or one.startswith("shoal.")]
+    ours = [
+        module_name
+        for module_name in [*sys.modules]
+        if module_name == "shoal" or module_name.startswith("shoal.")
+    ]
     for outer in sorted(ours, key=len):
         if getattr(vars(sys.modules[outer]).get(root), "__module__", "") == module:
             return f"{outer}.{name}"
@@ -231,7 +243,7 @@ def shorten(error: BaseException) -> None:
 
 def has_hidden(error: BaseException) -> bool:
     """Return whether frames were removed from an error."""
-    return any(_MARK in vars(one) for one in _chain(error))
+    return any(_MARK in vars(linked) for linked in _chain(error))
 
 
 def is_bug(error: BaseException) -> bool:
@@ -248,15 +260,15 @@ def mark_as_bug(error: BaseException) -> None:
 
 def _shorten_all(error: BaseException) -> None:
     is_ours_to_cut = isinstance(error, ShoalError)
-    for one in _chain(error) if is_ours_to_cut else [error]:
-        first = next(_entries(one), None)
-        if _comes_of_a_bug(one):
-            mark_as_bug(one)
-        elif isinstance(one, ShoalError) or (
+    for linked in _chain(error) if is_ours_to_cut else [error]:
+        first = next(_entries(linked), None)
+        if _comes_of_a_bug(linked):
+            mark_as_bug(linked)
+        elif isinstance(linked, ShoalError) or (
             # Caught within shoal: what the program catches begins with a frame of it.
             is_ours_to_cut and first is not None and is_own_file(_file(first))
         ):
-            _shorten(one)
+            _shorten(linked)
 
 
 def _shorten(error: BaseException) -> None:
@@ -301,13 +313,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo and len(seen) < _MOST:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            todo += [one.__cause__, one.__context__]
-            if isinstance(one, BaseExceptionGroup):
-                todo += one.exceptions
+        linked = todo.pop()
+        if linked is not None and id(linked) not in seen:
+            seen.add(id(linked))
+            yield linked
+            todo += [linked.__cause__, linked.__context__]
+            if isinstance(linked, BaseExceptionGroup):
+                todo += linked.exceptions
 
 
 def _comes_of_a_bug(error: BaseException) -> bool:

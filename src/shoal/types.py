@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from shoal.arrays.traced.explain_program import ProgramReport as ProgramReport
     from shoal.checkpoint.history.checkpoint_info import CheckpointInfo as CheckpointInfo
     from shoal.checkpoint.history.checkpoint_info import SavedLeaf as SavedLeaf
+    from shoal.checkpoint.restoring.read_strategy import Costs as Costs
+    from shoal.checkpoint.restoring.read_strategy import RestorePlan as RestorePlan
     from shoal.checkpoint.restoring.target import RestoreOptions as RestoreOptions
-    from shoal.checkpoint.restoring.ways import Costs as Costs
-    from shoal.checkpoint.restoring.ways import RestorePlan as RestorePlan
     from shoal.checkpoint.tree.flatten import UnknownNode as UnknownNode
     from shoal.runtime.job_status import JobStatus as JobStatus
     from shoal.runtime.rules.point import Member as Member
 
 _LAZY = {
     "CheckpointInfo": "shoal.checkpoint.history.checkpoint_info",
-    "Costs": "shoal.checkpoint.restoring.ways",
+    "Costs": "shoal.checkpoint.restoring.read_strategy",
     "Feed": "shoal.arrays.feeding.feed",
     "JobStatus": "shoal.runtime.job_status",
     "Member": "shoal.runtime.rules.point",
@@ -31,7 +31,7 @@ _LAZY = {
     "ProgramReport": "shoal.arrays.traced.explain_program",
     "RelayoutPlan": "shoal.arrays.moving.plan_relayout",
     "RestoreOptions": "shoal.checkpoint.restoring.target",
-    "RestorePlan": "shoal.checkpoint.restoring.ways",
+    "RestorePlan": "shoal.checkpoint.restoring.read_strategy",
     "SavedLeaf": "shoal.checkpoint.history.checkpoint_info",
     "UnknownNode": "shoal.checkpoint.tree.flatten",
 }

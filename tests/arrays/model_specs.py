@@ -111,8 +111,8 @@ def of_nnx(mesh):
         ]
     made.append(shoal.create(lambda: jax.tree.map(jnp.zeros_like, state), layouts=own))
     made.append(shoal.named_sharding(specs, mesh))
-    for one in made:
-        assert shardings(one) == shardings(own)
+    for tree in made:
+        assert shardings(tree) == shardings(own)
 
 
 def of_linen_with_logical_rules(mesh):
@@ -126,8 +126,8 @@ def of_linen_with_logical_rules(mesh):
             shoal.create(lambda: nn.unbox(logical()), layouts=on_axes),
             shoal.put(jax.tree.map(np.asarray, nn.unbox(logical())), on_axes),
         ]
-    for one in made:
-        assert shardings(one) == shardings(own)
+    for tree in made:
+        assert shardings(tree) == shardings(own)
     assert shoal.named_sharding(on_axes, mesh) == own
 
 
@@ -152,9 +152,9 @@ def of_flax_gemma(mesh):
     for x, wanted in zip(jax.tree.leaves(as_made), shardings(own), strict=True):
         assert x.sharding.is_equivalent_to(wanted, x.ndim)
     assert shardings(shoal.named_sharding(specs, mesh)) == shardings(own)
-    for one in made:
-        assert shardings(one) == shardings(own)
-        assert jax.tree.structure(one) == jax.tree.structure(state)
+    for tree in made:
+        assert shardings(tree) == shardings(own)
+        assert jax.tree.structure(tree) == jax.tree.structure(state)
 
 
 def of_flax_lm1b(mesh):
@@ -183,8 +183,8 @@ def _of_linen(mesh, table):
             shoal.put(jax.tree.map(np.asarray, nn.unbox(init())), on_axes),
             shoal.named_sharding(on_axes),
         ]
-    for one in made:
-        assert shardings(one) == shardings(own)
+    for tree in made:
+        assert shardings(tree) == shardings(own)
 
 
 def of_equinox(mesh):

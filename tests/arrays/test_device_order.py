@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import mesh_utils
 
 from plan.described_devices import as_jax, generated, row
-from shoal.arrays.make_mesh import OrderWish, order_problems, ordered
+from shoal.arrays.make_mesh import OrderRequest, order_problems, ordered
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place
@@ -27,10 +27,10 @@ def hosts(platform, counts):
     ]
 
 
-def made(rows, axes, wish=None, *, given=False, **named):
+def made(rows, axes, ordering=None, *, given=False, **named):
     named.setdefault("kind", rows[0]["platform"])
     pairs = list(axes.items())
-    return ordered(pairs, as_jax(rows), wish or OrderWish(), given=given, **named)
+    return ordered(pairs, as_jax(rows), ordering or OrderRequest(), given=given, **named)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def made(rows, axes, wish=None, *, given=False, **named):
     ],
 )  # fmt: skip
 def test_tpus_are_placed_as_planned(rows, axes, asked):
-    order = made(rows, axes, OrderWish(**asked), label="pod", axis_types="explicit")
+    order = made(rows, axes, OrderRequest(**asked), label="pod", axis_types="explicit")
     planned = place(from_devices(rows), axes, **asked)
     assert (order.mesh.device_ids == planned.device_ids).all()
-    owners = {one["id"]: one["process"] for one in rows}
-    assert all(owners[one] == order.mesh.processes.flat[at]
-               for at, one in enumerate(order.mesh.device_ids.flat))  # fmt: skip
+    owners = {row["id"]: row["process"] for row in rows}
+    assert all(owners[device_id] == order.mesh.processes.flat[index]
+               for index, device_id in enumerate(order.mesh.device_ids.flat))  # fmt: skip
     assert (order.mesh.kind, order.mesh.label) == ("tpu", "pod")
     assert set(order.mesh.axis_types.values()) == {"explicit"}
 
@@ -73,7 +73,7 @@ SEVENTH = generated(2, 2, 2, "TPU7x", one_device_per_chip=False)  # ordered anew
     ],
 )  # fmt: skip
 def test_the_order_of_jax_is_that_of_the_installed_one(rows, axes, asked):
-    order = made(rows, axes, OrderWish(compatible_with="jax", **asked))
+    order = made(rows, axes, OrderRequest(compatible_with="jax", **asked))
     devices, sizes = as_jax(rows), tuple(axes.values())
     split = {"allow_split_physical_axes": "allow_split_physical_axes" in asked}
     if "across" in asked:
@@ -88,9 +88,9 @@ def test_the_order_of_jax_is_that_of_the_installed_one(rows, axes, asked):
     assert order.mesh.device_ids.ravel().tolist() == [device.id for device in grid.ravel()]
 
 
-def test_what_jax_refuses_is_refused_in_its_words():
+def test_shape_that_jax_refuses_raises_with_its_reason():
     with pytest.raises(UsageError, match=r"make_mesh: JAX .* makes no mesh of \(8, 8\)"):
-        made(V5P, {"a": 8, "b": 8}, OrderWish(compatible_with="jax"))
+        made(V5P, {"a": 8, "b": 8}, OrderRequest(compatible_with="jax"))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -98,50 +98,52 @@ def test_what_jax_refuses_is_refused_in_its_words():
 def test_hosts_stand_process_after_process(platform, counts):
     rows = hosts(platform, counts)
     order = made(rows, {"a": 2, "b": 4})
-    ids, owners = ([one[name] for one in rows] for name in ("id", "process"))
+    ids, owners = ([row[name] for row in rows] for name in ("id", "process"))
     assert order.mesh == Mesh({"a": 2, "b": 4}, device_ids=ids, processes=owners, kind=platform)
     assert made(rows[::-1], {"a": 2, "b": 4}).mesh == order.mesh
 
 
 def test_across_counts_processes_where_there_are_no_slices():
     rows = hosts("gpu", (4, 4))
-    mesh = made(rows, {"data": 4, "model": 2}, OrderWish(across={"model": 2})).mesh
+    mesh = made(rows, {"data": 4, "model": 2}, OrderRequest(across={"model": 2})).mesh
     assert mesh.processes.tolist() == [[0, 1]] * 4
 
 
-def test_what_the_caller_lists_stands_as_listed_unless_a_placement_is_asked_for():
+def test_listed_devices_keep_their_order_unless_placement_is_requested():
     listed = [V5P[n] for n in np.random.default_rng(0).permutation(64)]
-    ids = [one["id"] for one in listed]
+    ids = [row["id"] for row in listed]
     axes = {"a": 8, "b": 8}
     planned = place(from_devices(V5P), axes).device_ids.ravel().tolist()
     assert ids != planned
-    for wish, wanted in (
-        (OrderWish(), ids),
-        (OrderWish(order="given"), ids),
-        (OrderWish(order="wires"), planned),
-        (OrderWish(allow_split_physical_axes=True), planned),
-        (OrderWish(order="wires", allow_split_physical_axes=True), planned),
+    for ordering, wanted in (
+        (OrderRequest(), ids),
+        (OrderRequest(order="given"), ids),
+        (OrderRequest(order="wires"), planned),
+        (OrderRequest(allow_split_physical_axes=True), planned),
+        (OrderRequest(order="wires", allow_split_physical_axes=True), planned),
     ):
-        got = made(listed, axes, wish, given=True).mesh.device_ids.ravel().tolist()
+        got = made(listed, axes, ordering, given=True).mesh.device_ids.ravel().tolist()
         assert got == wanted
 
 
 def test_a_part_of_a_pod_is_a_topology_of_its_own():
-    part = [one for one in V5P if one["coords"][2] == 1]
-    order = made(part, {"a": 16}, OrderWish(order="wires"), given=True)
+    part = [row for row in V5P if row["coords"][2] == 1]
+    order = made(part, {"a": 16}, OrderRequest(order="wires"), given=True)
     assert order.topology.text == "v5p:4x4x1"
     assert (order.mesh.device_ids == place(from_devices(part), {"a": 16}).device_ids).all()
 
 
 def test_a_part_of_a_slice_has_not_the_links_of_the_whole():
     tall = generated(4, 4, 8, "TPU v5p")
-    half = [one for one in tall if one["coords"][2] < 4]
+    half = [row for row in tall if row["coords"][2] < 4]
     for present, wanted in ((tall, "v5p:4x4x4 wrap=xy"), (hosts("cpu", (64,)), "v5p:4x4x4")):
-        order = made(half, {"a": 64}, OrderWish(order="wires"), given=True, present=as_jax(present))
+        order = made(
+            half, {"a": 64}, OrderRequest(order="wires"), given=True, present=as_jax(present)
+        )
         assert order.topology.text == wanted
 
 
-def test_why_is_said():
+def test_chosen_order_comes_with_its_reason():
     why = made(SLICES, {"data": 2, "model": 16}).why
     assert "v5e:4x4 x 2 slices" in why
     assert "8 processes: placed to match the interconnect" in why
@@ -150,57 +152,62 @@ def test_why_is_said():
     assert "process after process" in made(hosts("cpu", (4, 4)), {"a": 8}).why
     assert (
         "compatible_with='jax' asks for"
-        in made(V5P, {"a": 64}, OrderWish(compatible_with="jax")).why
+        in made(V5P, {"a": 64}, OrderRequest(compatible_with="jax")).why
     )
     assert "given by devices=" in made(V5P, {"a": 64}, given=True).why
 
 
 @pytest.mark.parametrize(
-    ("rows", "axes", "wish", "message"),
+    ("rows", "axes", "ordering", "message"),
     [
-        (SLICES, {"a": 32}, OrderWish(across={"b": 2}), "make_mesh: across: no axis 'b'"),
-        (SLICES, {"a": 32}, OrderWish(across={"a": 4}), "make_mesh: across: .* has 2 slices"),
-        (SLICES, {"a": 32}, OrderWish(across="a"), "make_mesh: "),
+        (SLICES, {"a": 32}, OrderRequest(across={"b": 2}), "make_mesh: across: no axis 'b'"),
+        (SLICES, {"a": 32}, OrderRequest(across={"a": 4}), "make_mesh: across: .* has 2 slices"),
+        (SLICES, {"a": 32}, OrderRequest(across="a"), "make_mesh: "),
         (
             V5P,
             {"a": 8, "b": 8},
-            OrderWish(allow_split_physical_axes=False),
+            OrderRequest(allow_split_physical_axes=False),
             "make_mesh: 8x8 on v5p",
         ),
-        (V5P, {"a": 64}, OrderWish(compatible_with="jacks"), "make_mesh: compatible_with='jacks'"),
-        ([*V5P, V5P[0]], {"a": 65}, OrderWish(), "(?s)make_mesh: .*ids occur twice"),
+        (
+            V5P,
+            {"a": 64},
+            OrderRequest(compatible_with="jacks"),
+            "make_mesh: compatible_with='jacks'",
+        ),
+        ([*V5P, V5P[0]], {"a": 65}, OrderRequest(), "(?s)make_mesh: .*ids occur twice"),
         (
             V5P[:-1] + hosts("cpu", (1,)),
             {"a": 64},
-            OrderWish(),
+            OrderRequest(),
             "(?s)make_mesh: .*have no coordinates",
         ),
     ],
 )
-def test_errors_of_the_planner_are_said_of_the_call(rows, axes, wish, message):
+def test_planner_errors_name_make_mesh(rows, axes, ordering, message):
     with pytest.raises(UsageError, match=message) as caught:
-        made(rows, axes, wish)
+        made(rows, axes, ordering)
     assert "place:" not in str(caught.value)
     assert caught.value.problems
 
 
 def test_orders_that_cannot_be():
-    assert "must be 'wires' or 'given'" in order_problems(OrderWish("best"), is_listed=True)[0]
-    assert "needs a list of devices=" in order_problems(OrderWish("given"), is_listed=False)[0]
-    told = order_problems(OrderWish("given", across={"a": 2}), is_listed=True)
+    assert "must be 'wires' or 'given'" in order_problems(OrderRequest("best"), is_listed=True)[0]
+    assert "needs a list of devices=" in order_problems(OrderRequest("given"), is_listed=False)[0]
+    told = order_problems(OrderRequest("given", across={"a": 2}), is_listed=True)
     assert told == ["order='given' leaves nothing for across to choose"]
-    for wish in (OrderWish(), OrderWish("wires"), OrderWish("wires", {"a": 2})):
-        assert order_problems(wish, is_listed=False) == []
-    assert order_problems(OrderWish("given"), is_listed=True) == []
+    for ordering in (OrderRequest(), OrderRequest("wires"), OrderRequest("wires", {"a": 2})):
+        assert order_problems(ordering, is_listed=False) == []
+    assert order_problems(OrderRequest("given"), is_listed=True) == []
 
 
 def test_a_device_that_is_none():
     with pytest.raises(UsageTypeError, match=r"is neither a device"):
-        ordered([("a", 1)], [type("Odd", (), {"id": None, "process_index": 0})()], OrderWish(),
+        ordered([("a", 1)], [type("Odd", (), {"id": None, "process_index": 0})()], OrderRequest(),
                 given=False)  # fmt: skip
 
 
-def test_one_slice_with_a_hole_is_taken_as_flat():
+def test_incomplete_slice_is_treated_as_flat():
     part = parse("v5p:4x4x4")
     assert part.num_devices == 64
     order = made(V5P[:-1], {"a": 63})
@@ -217,19 +224,21 @@ STANDING = [  # a topology's text, its devices, how many a host has
 ]
 
 
-@pytest.mark.parametrize(("text", "real", "count"), STANDING, ids=[one[0] for one in STANDING])
-@pytest.mark.parametrize("wish", [OrderWish(), OrderWish(compatible_with="dtensor", rings=Rings())])
-def test_cpu_devices_stand_for_others_in_their_order(text, real, count, wish):
-    if wish.rings is not None and not (text[0] == "v" and "slices" not in text):
+@pytest.mark.parametrize(("text", "real", "count"), STANDING, ids=[row[0] for row in STANDING])
+@pytest.mark.parametrize(
+    "ordering", [OrderRequest(), OrderRequest(compatible_with="dtensor", rings=Rings())]
+)
+def test_cpu_devices_stand_for_others_in_their_order(text, real, count, ordering):
+    if ordering.rings is not None and not (text[0] == "v" and "slices" not in text):
         pytest.skip("rings are those of one slice of TPUs")
     cpus = hosts("cpu", [count] * (len(real) // count))
     axes = {"data": len(real) // 2, "model": 2}
-    stands = made(cpus, axes, wish, described=text).mesh
-    meant = made(real, axes, wish).mesh
-    place_of = {one["id"]: place for place, one in enumerate(real)}
+    virtual = made(cpus, axes, ordering, described=text).mesh
+    meant = made(real, axes, ordering).mesh
+    place_of = {row["id"]: place for place, row in enumerate(real)}
     places = [place_of[number] for number in meant.device_ids.ravel().tolist()]
-    assert stands.device_ids.ravel().tolist() == [cpus[place]["id"] for place in places]
-    assert stands.kind == "cpu"
+    assert virtual.device_ids.ravel().tolist() == [cpus[place]["id"] for place in places]
+    assert virtual.kind == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -127,19 +127,19 @@ def test_the_mesh_in_force_is_that_of_use_mesh_then_set_mesh_then_with(mesh):
 
 
 def test_a_thread_has_no_mesh_in_force_of_another(mesh):
-    found = []
+    messages = []
 
     def look():
         try:
             shoal.put(VALUE, P("data"))
         except shoal.UsageError as error:
-            found.append(str(error))
+            messages.append(str(error))
 
     with shoal.use_mesh(mesh), jax.set_mesh(mesh):
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
-    assert "shoal.named_sharding(tree, mesh)" in found[0]
+    assert "shoal.named_sharding(tree, mesh)" in messages[0]
 
 
 def test_a_planned_mesh_says_what_jax_takes():

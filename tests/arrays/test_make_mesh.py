@@ -89,13 +89,13 @@ def test_fewer_devices_are_named():
         ({"": 8}, "an axis name is empty"),
     ],
 )
-def test_what_is_wrong_with_the_axes(axes, message):
+def test_invalid_axes_raise_with_the_reason(axes, message):
     with pytest.raises(UsageError, match=message):
         make_mesh(axes)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans())
-def test_what_does_not_fit_is_told_what_would(sizes, free):
+def test_axes_that_do_not_fit_raise_with_sizes_that_fit(sizes, free):
     axes = {f"a{number}": size for number, size in enumerate(sizes)}
     if free:
         axes["a0"] = -1
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_told_what_would(sizes, free):
         (3, "must be a list"),
     ],
 )
-def test_what_is_wrong_with_the_devices(devices, message):
+def test_invalid_devices_raise_with_the_reason(devices, message):
     with pytest.raises(UsageError, match=message):
         make_mesh({"x": -1}, devices=devices)
 
@@ -199,7 +199,7 @@ def test_a_platform_names_all_of_its_devices():
         make_mesh({"x": -1}, devices="cpus")
 
 
-def test_what_orders_the_devices():
+def test_order_and_devices_options_decide_the_device_order():
     reversed_ids = list(range(8))[::-1]
     given = make_mesh({"x": 8}, devices=reversed_ids)
     assert given.device_ids.tolist() == reversed_ids
@@ -214,7 +214,7 @@ def test_what_orders_the_devices():
         make_mesh({"x": 8}, lane=None)
 
 
-def test_what_was_chosen_is_said_once_at_debug_level(caplog):
+def test_chosen_device_order_is_logged_once_at_debug_level(caplog):
     with caplog.at_level(logging.DEBUG, logger="shoal"):
         make_mesh({"x": 4, "y": 2})
     (line,) = caplog.messages
@@ -274,6 +274,6 @@ def test_a_deadline_that_is_none_is_refused_before_anything_starts(timeout_s):
     ],
     ids=str,
 )
-def test_what_else_is_refused(axes, options, words):
+def test_invalid_options_are_refused(axes, options, words):
     with pytest.raises(UsageError, match=words):
         make_mesh(axes, **options)

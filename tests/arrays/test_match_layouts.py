@@ -51,40 +51,40 @@ TABLE = {"**/kernel": ("data", "model"), "**/bias": "model", "**/embed": (None, 
 
 
 def test_one_table_serves_parameters_and_the_state_of_the_optimizer():
-    found = match_layouts(TABLE, SHAPES, mesh=MESH)
-    assert jax.tree.structure(found) == jax.tree.structure(SHAPES)
-    for params in (found["params"], found["opt"][0].mu, found["opt"][0].nu):
+    matched = match_layouts(TABLE, SHAPES, mesh=MESH)
+    assert jax.tree.structure(matched) == jax.tree.structure(SHAPES)
+    for params in (matched["params"], matched["opt"][0].mu, matched["opt"][0].nu):
         assert params["layers"][1] == {
             "kernel": Layout(MESH, "data", "model"),
             "bias": Layout(MESH, "model"),
         }
         assert params["embed"] == Layout(MESH, None, "data")
-    assert found["opt"][0].count == Layout(MESH)
+    assert matched["opt"][0].count == Layout(MESH)
 
 
 def test_the_result_goes_wherever_layouts_are_taken(tmp_path):
-    found = match_layouts(TABLE, SHAPES, mesh=MESH)
-    state = shoal.create(init, jax.random.key(0), layouts=found)
-    targets = jax.tree.map(sharding_of, found)
+    matched = match_layouts(TABLE, SHAPES, mesh=MESH)
+    state = shoal.create(init, jax.random.key(0), layouts=matched)
+    targets = jax.tree.map(sharding_of, matched)
     whole = match_layouts({"**": ()}, SHAPES, mesh=MESH)
     moved = [
-        shoal.put(jax.tree.map(np.asarray, state), found),
-        shoal.relayout(shoal.relayout(state, whole), found),
+        shoal.put(jax.tree.map(np.asarray, state), matched),
+        shoal.relayout(shoal.relayout(state, whole), matched),
         jax.jit(lambda x: x, out_shardings=targets)(state),
     ]
     shoal.save(tmp_path / "state", state)
-    moved.append(shoal.restore(tmp_path / "state", found))
+    moved.append(shoal.restore(tmp_path / "state", matched))
     for tree in moved:
-        assert jax.tree.map(layout_of, tree) == found
+        assert jax.tree.map(layout_of, tree) == matched
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, tree, state)))
 
 
 def test_the_first_rule_that_matches_decides():
     rules = [("params/layers/1/kernel", ()), ("**/kernel", ("data",)), ("**", ())]
-    found = match_layouts(rules, SHAPES, mesh=MESH)
-    kernels = [layer["kernel"].dims for layer in found["params"]["layers"]]
+    matched = match_layouts(rules, SHAPES, mesh=MESH)
+    kernels = [layer["kernel"].dims for layer in matched["params"]["layers"]]
     assert kernels == [("data",), ()]
-    assert found["params"]["embed"].is_replicated
+    assert matched["params"]["embed"].is_replicated
 
 
 def test_layouts_are_given_in_every_form():
@@ -99,8 +99,8 @@ def test_layouts_are_given_in_every_form():
         "f": None,
     }
     with use_mesh(MESH):
-        found = match_layouts(rules, shapes)
-    assert found == {
+        matched = match_layouts(rules, shapes)
+    assert matched == {
         "a": Layout(other, "x", None),
         "b": Layout(other, "x", None),
         "c": Layout(MESH, ("data", "model")),
@@ -116,8 +116,8 @@ def test_leaves_without_dims_need_no_rule_and_lie_on_the_mesh_of_theirs():
     other = Mesh({"x": 8})
     shapes = {"a": {"w": jnp.ones((8, 2)), "n": 0}, "b": {"w": jnp.ones((8, 2)), "n": jnp.int32(0)}}
     rules = {"a/**": Layout(other, "x", None), "b/w": ("data", None)}
-    found = match_layouts(rules, shapes, mesh=MESH)
-    assert (found["a"]["n"], found["b"]["n"]) == (Layout(other), Layout(MESH))
+    matched = match_layouts(rules, shapes, mesh=MESH)
+    assert (matched["a"]["n"], matched["b"]["n"]) == (Layout(other), Layout(MESH))
     assert match_layouts({"**": ("data", "model")}, {"n": 0}, mesh=MESH) == {"n": Layout(MESH)}
 
 
@@ -135,7 +135,7 @@ def test_a_single_leaf_is_matched_by_two_stars():
     assert match_layouts({"**": "data"}, jnp.ones(8), mesh=MESH) == Layout(MESH, "data")
 
 
-def test_everything_that_is_wrong_is_said_at_once():
+def test_match_layouts_reports_every_problem_at_once():
     tree = {
         "dense": {"kernel": jnp.ones((8, 4)), "bias": jnp.ones(5)},
         "embed": [jnp.ones((7, 3)), jnp.ones(3)],
@@ -181,8 +181,8 @@ def test_rules_may_decide_nothing_where_a_table_serves_several_trees():
     params = SHAPES["params"]
     with pytest.raises(UsageError, match="rule 'opt/\\*\\*': matches nothing"):
         match_layouts({**TABLE, "opt/**": ()}, params, mesh=MESH)
-    found = match_layouts({**TABLE, "opt/**": ()}, params, mesh=MESH, all_rules=False)
-    assert found == match_layouts(TABLE, SHAPES, mesh=MESH)["params"]
+    matched = match_layouts({**TABLE, "opt/**": ()}, params, mesh=MESH, all_rules=False)
+    assert matched == match_layouts(TABLE, SHAPES, mesh=MESH)["params"]
     with pytest.raises(UsageTypeError, match="all_rules=1 must be"):
         match_layouts(TABLE, params, mesh=MESH, all_rules=1)
 
@@ -242,8 +242,8 @@ def test_rules_decide_as_by_hand(one, other, rules):
         node["leaf"] = jax.ShapeDtypeStruct((8,), np.float32)
     choices = [None, "data", "model", ("data", "model"), ("model", "data")]
     table = [("/".join([*rule, "leaf"]), (choices[n],)) for n, rule in enumerate(rules)]
-    found = match_layouts([*table, ("**", "data")], tree, mesh=MESH, all_rules=False)
-    for path, layout in jax.tree_util.tree_flatten_with_path(found)[0]:
+    matched = match_layouts([*table, ("**", "data")], tree, mesh=MESH, all_rules=False)
+    for path, layout in jax.tree_util.tree_flatten_with_path(matched)[0]:
         parts = [key.key for key in path]
         first = next(
             (n for n, rule in enumerate(rules) if by_hand([*rule, "leaf"], parts)), len(rules)
@@ -269,8 +269,8 @@ def test_a_rule_in_other_names_is_shown_how_leaves_are_called():
 
 def test_the_path_of_a_leaf_is_a_rule_for_it_alone():
     shapes = {name: jax.ShapeDtypeStruct((8, 4), np.float32) for name in ("w[0]", "w0", "w[z-a]")}
-    found = match_layouts({"w[0]": "data", "w[z-a]": "model", "**": ()}, shapes, mesh=MESH)
-    assert [found[name].dims for name in shapes] == [("data",), (), ("model",)]
+    matched = match_layouts({"w[0]": "data", "w[z-a]": "model", "**": ()}, shapes, mesh=MESH)
+    assert [matched[name].dims for name in shapes] == [("data",), (), ("model",)]
     with pytest.raises(UsageError, match=r"rule 'v\[z-a\]': .* are not a valid range"):
         match_layouts({"v[z-a]": "data", "**": ()}, shapes, mesh=MESH, all_rules=False)
     with pytest.raises(UsageError, match=r"rule 'dense': .*; did you mean 'dense/\*\*'\?"):

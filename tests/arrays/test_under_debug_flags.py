@@ -101,18 +101,18 @@ CASES = {
 
 def facts(tree):
     """Return what must be equal of the leaves of a tree, bits among it."""
-    found = []
+    leaves = []
     for leaf in jax.tree.leaves(tree):
         is_array = isinstance(leaf, jax.Array)
         about = (leaf.sharding, leaf.committed, str(leaf.aval)) if is_array else ()
         is_key = is_array and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        found.append((*about, np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()))
-    return found
+        leaves.append((*about, np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()))
+    return leaves
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", CASES)
-def test_it_returns_what_it_returns_without(name, flag, tmp_path):
+def test_results_are_equal_with_and_without_the_debug_flag(name, flag, tmp_path):
     given()
     without = facts(CASES[name](tmp_path / "without"))
     with FLAGS[flag](True):

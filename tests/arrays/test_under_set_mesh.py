@@ -127,7 +127,7 @@ def test_every_public_function_is_tried():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
-def test_it_returns_what_it_returns_without(name, kind, tmp_path):
+def test_results_are_equal_with_and_without_set_mesh(name, kind, tmp_path):
     mesh = shoal.Mesh({"data": 4, "model": 2}, axis_types=KINDS[kind])
     shoal.save(tmp_path / "saved", {"w": VALUE})
     results = []
@@ -147,14 +147,14 @@ def test_it_returns_what_it_returns_without(name, kind, tmp_path):
 
 
 def test_every_function_that_takes_a_mesh_or_a_layout_is_tried_in_every_way():
-    found = {
+    takers = {
         name
         for module in (shoal, shoal.compat, shoal.compat.multihost_utils)
         for name in module.__all__
         for parameter in _parameters(getattr(module, name))
         if "mesh" in parameter or "layout" in parameter
     }
-    assert found == {name.split()[0] for name in {*ways.LAYOUTS, *ways.MESHES}} - OTHERWISE
+    assert takers == {name.split()[0] for name in {*ways.LAYOUTS, *ways.MESHES}} - OTHERWISE
 
 
 def _parameters(function):

@@ -117,7 +117,7 @@ def test_where_explicit_ones_are_too_what_places_host_values_is_refused(guard, n
 
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", OF_ITS_OWN)
-def test_what_shoal_transfers_for_itself_is_not_refused(name, guard, tmp_path):
+def test_internal_transfers_pass_the_transfer_guard(name, guard, tmp_path):
     path = str(tmp_path / "saved")
     shoal.save(path, {"w": VALUES["small, aligned"]})
     with GUARDS[guard]("disallow_explicit"):

@@ -69,8 +69,8 @@ def in_manual(layout, out):
 
 
 def matched(layout):
-    found = shoal.match_layouts({"**": layout}, {"w": value()}, mesh=_planned())
-    return shoal.put({"w": value()}, found)
+    layouts = shoal.match_layouts({"**": layout}, {"w": value()}, mesh=_planned())
+    return shoal.put({"w": value()}, layouts)
 
 
 def in_linear(layout):
@@ -163,7 +163,7 @@ def known(result):
         shards = sorted(result.addressable_shards, key=lambda shard: shard.device.id)
         return [(shard.device.id, np.asarray(shard.data).tolist()) for shard in shards]
     if isinstance(result, dict | list | tuple):
-        return [known(one) for one in jax.tree.leaves(result)]
+        return [known(leaf) for leaf in jax.tree.leaves(result)]
     return result
 
 
@@ -186,8 +186,8 @@ def play(folder):
                 with block:
                     problems += _layouts(f"{kind} {force} {name}", call, every, planned, mesh, path)
         for name, call in MESHES.items():
-            found = [known(call(one)) for one in (planned, mesh)]
-            problems += [f"{kind} {name}: {found}"] if found[0] != found[1] else []
+            results = [known(call(given)) for given in (planned, mesh)]
+            problems += [f"{kind} {name}: {results}"] if results[0] != results[1] else []
     return problems
 
 

@@ -117,7 +117,7 @@ def attack(
 
 
 def reach_jax(service: str, secret: str) -> dict[str, str]:
-    """Try to use JAX's service: as JAX's own client begins, and through its door."""
+    """Try to use JAX's service: as JAX's own client begins, and through its gate."""
     with socket.create_connection(split_address(service), PATIENCE_S) as sock:
         sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         try:

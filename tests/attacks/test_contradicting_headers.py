@@ -46,7 +46,7 @@ def meddled(path, monkeypatch, change):
     hand_written.write(path, TREE, hand_written.grid(2, 2), processes=2)
 
 
-def test_what_agrees_is_whole(tmp_path, monkeypatch):
+def test_consistent_headers_verify(tmp_path, monkeypatch):
     meddled(tmp_path, monkeypatch, lambda header: header)
     assert verify_files(open_checkpoint(LocalStore(tmp_path))) == []
 
@@ -80,7 +80,7 @@ def replaced(old, new):
         (replaced(b'"__metadata__"', b'"__metadatA__"'), "entry '__metadatA__' that is invalid"),
     ],
 )  # fmt: skip
-def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, words):
+def test_header_that_contradicts_the_index_is_reported(tmp_path, monkeypatch, change, words):
     meddled(tmp_path, monkeypatch, change)
     checkpoint = open_checkpoint(LocalStore(tmp_path))
     found = verify_files(checkpoint)
@@ -91,7 +91,7 @@ def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, wor
     assert checkpoint.index.files[0].name in found[0]
 
 
-def test_two_leaves_that_changed_places_are_told(tmp_path, monkeypatch):
+def test_two_swapped_leaves_are_reported(tmp_path, monkeypatch):
     """Of one dtype and size: every hash is right, and other readers would mix them up."""
     lay_out = hand_written.lay_out
 
@@ -127,7 +127,7 @@ def sealed(path, old, new):
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1E+999", "NaN", "Infinity", "-Infinity"])
-def test_what_is_no_number_of_json_is_no_metric(tmp_path, number):
+def test_metric_that_is_not_a_json_number_raises_corrupt_checkpoint(tmp_path, number):
     hand_written.write(tmp_path, {"w": np.ones(3)})
     data = sealed(tmp_path, b'"metrics": {}', b'"metrics": {"loss": %s}' % number.encode())
     with pytest.raises(CorruptCheckpointError, match="COMMIT is not valid JSON"):

@@ -260,7 +260,7 @@ def test_a_commit_that_vouches_for_files_elsewhere(bad):
 
 
 @pytest.mark.parametrize("impl", ["nonsense", "rbg"])
-def test_keys_of_a_kind_that_nobody_knows(tmp_path, monkeypatch, impl):
+def test_keys_of_an_unknown_kind_raise_unsupported_checkpoint(tmp_path, monkeypatch, impl):
     """Sealed by its author: all hashes are right."""
     real = hand_written.LeafRecord
 

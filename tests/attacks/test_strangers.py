@@ -99,7 +99,7 @@ ROWS = (
     Row(NEIGHBOR, "connects to JAX's service of a job on this host alone",
         "refused, by its user id (Linux)", "test_jax_s_service_lets_no_other_user_in"),
     Row(NEIGHBOR, "connects to the TCP proxy through which processes reach JAX's service",
-        "refused, by its user id (Linux)", "test_a_splice_lets_no_other_user_in"),
+        "refused, by its user id (Linux)", "test_host_proxy_refuses_other_users"),
     Row(READER, "looks for the token in output, logs, reports and command lines",
         "it is not there, with two exceptions: `shoal coordinator` prints the token that it "
         "generates, and `--token` of `shoal watch`, `shoal stacks` and `shoal save` is on their "
@@ -190,7 +190,7 @@ class Scene:
             return self.torchrun(index, address)
         return (self.launcher if way == "shoal run" else self.process)(index, address)
 
-    def door(self, way: str) -> str:
+    def gate(self, way: str) -> str:
         """Return the address at which the members of a job meet first."""
         master = {"MASTER_ADDR": self.host, "MASTER_PORT": str(self.port)}
         env = {**master, "RANK": "0", "WORLD_SIZE": "2"}
@@ -258,31 +258,31 @@ def test_a_stranger_does_not_join(tmp_path, child_env, hosts, way):
     warden = Warden(hosts)
     scene, records = Scene(tmp_path, child_env, warden), tmp_path / "records"
     try:
-        door = scene.door(way)  # where the process of the other host comes first
-        with scene.recorded(door, records) as via:
+        gate = scene.gate(way)  # where the process of the other host comes first
+        with scene.recorded(gate, records) as via:
             (tmp_path / "over").touch()
             earlier = [scene.member(way, 0), scene.member(way, 1, via)]
             assert [one.code() for one in earlier] == [0, 0], earlier[0].said + earlier[1].said
         wire = b"".join(path.read_bytes() for path in records.iterdir())
         assert wire.count(b'"proof"') >= 2, "of both ends"
-        assert not any(secret.encode() in wire for secret in scene.secrets(door))
+        assert not any(secret.encode() in wire for secret in scene.secrets(gate))
         for name in ("over", "joined0", "joined1"):
             (tmp_path / name).unlink()
 
         waiting = scene.member(way, 0)  # at the same address, and so with the same token
         waiting.until("node 1 of 2 has not joined" if way == "shoal run" else "missing: process 1")
-        scene.stranger("idle", door, SILENT).until(f"{SILENT} are open")
+        scene.stranger("idle", gate, SILENT).until(f"{SILENT} are open")
         verb, refused = "try", "the token is wrong"
         if way == "shoal run":
             verb, refused = "node", "has another token than"
-        answers = scene.attacked(verb, door, records)
+        answers = scene.attacked(verb, gate, records)
         assert {answer.partition(":")[0] for answer in answers} == KINDS
         assert all(refused in answer or OTHER_VERSION in answer for answer in answers), answers
         both = [waiting, scene.member(way, 1)]
         scene.await_file("joined0")
         scene.await_file("joined1")
-        coordinator = f"{scene.host}:{scene.port + 1}" if way == "shoal run" else door
-        answers = scene.attacked("try", coordinator, records)
+        address = f"{scene.host}:{scene.port + 1}" if way == "shoal run" else gate
+        answers = scene.attacked("try", address, records)
         assert {answer.partition(":")[0] for answer in answers} == KINDS
         assert all(answer.partition(": ")[2] in REFUSALS for answer in answers), answers
         (tmp_path / "over").touch()
@@ -351,7 +351,7 @@ def test_what_is_sent_can_be_read(scene):
 # A process of another user. It imports all that it needs before: it may read no file of root's.
 OTHERS = """
 import codecs, os, selectors, socket, sys, tempfile, threading, time
-from shoal.runtime.jax_service.splice import Door, Splices
+from shoal.runtime.jax_service.jax_proxy import JaxGate, ProxiedConnections
 from shoal.runtime.wire.sockets import listen_unix, may_call
 codecs.lookup("ascii"), codecs.lookup("idna")
 os.setgroups([])
@@ -364,13 +364,13 @@ def opened(path):
     except PermissionError:
         return "denied"
 
-def door(is_open):  # returns its listener, and that of what is behind it
+def gate(is_open):  # returns its listener, and that of what is behind it
     folder = tempfile.mkdtemp()
     behind = socket.socket(socket.AF_UNIX)
     behind.bind(f"{folder}/service")
     behind.listen()
     listener = socket.create_server(("127.0.0.1", 0))
-    Door(listener, f"{folder}/service", "a secret", is_open=is_open).open()
+    JaxGate(listener, f"{folder}/service", "a secret", is_open=is_open).open()
     return listener, behind
 
 def answer(behind):
@@ -449,7 +449,7 @@ def test_another_user_does_not_call():
 @needs_root
 def test_jax_s_service_lets_no_other_user_in():
     server = """
-        listener, behind = door(is_open=True)
+        listener, behind = gate(is_open=True)
         print(listener.getsockname()[1])
         answer(behind)
     """
@@ -477,23 +477,24 @@ def test_a_connection_that_is_closed_early_is_of_no_user():
 
 
 @needs_root
-def test_a_splice_lets_no_other_user_in():
+def test_host_proxy_refuses_other_users():
     """It would prove the token for a process of that user."""
     server = """
-        listener, behind = door(is_open=False)
+        listener, behind = gate(is_open=False)
         selector = selectors.DefaultSelector()
-        splices = Splices(selector, socket.AF_INET, listener.getsockname(), secret="a secret")
-        splices.listen()
+        service = listener.getsockname()
+        proxies = ProxiedConnections(selector, socket.AF_INET, service, secret="a secret")
+        proxies.listen()
         threading.Thread(target=answer, args=[behind], daemon=True).start()
-        print(listener.getsockname()[1], splices.address.rpartition(":")[2])
+        print(listener.getsockname()[1], proxies.address.rpartition(":")[2])
         while True:
             for key, mask in selector.select():
                 key.data(mask)
     """
     with serving(server) as line:
-        own, splice = map(int, line().split())
-        assert as_user(OTHER, f"print([call({own}), call({splice})])") == "['', '']\n"
-        assert as_user(ONE, f"print([call({own}), call({splice})])") == "['', '!']\n"
+        own, proxy = map(int, line().split())
+        assert as_user(OTHER, f"print([call({own}), call({proxy})])") == "['', '']\n"
+        assert as_user(ONE, f"print([call({own}), call({proxy})])") == "['', '!']\n"
 
 
 def test_no_log_and_no_command_line_has_the_token(tmp_path, child_env):

@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format import blobs
 from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.tree import dtypes, plain_values
-from shoal.runtime.client.in_process import LocalCoordinator, LocalJob
+from shoal.runtime.client.in_process import LocalJob, LocalJobClient
 
 Array = np.ndarray[Any, Any]
 
@@ -80,7 +80,7 @@ CLEAN = ["COMMIT", "data", "index", "manifest"]
 
 
 def in_job(
-    processes: int, work: Callable[[LocalCoordinator], Any], job: LocalJob | None = None
+    processes: int, work: Callable[[LocalJobClient], Any], job: LocalJob | None = None
 ) -> list[Any]:
     """Let N threads do the work of N processes; return what each returned or raised."""
     job = job or LocalJob(processes)
@@ -88,7 +88,7 @@ def in_job(
 
     def run(process: int) -> None:
         try:
-            results[process] = work(job.coordinators[process])
+            results[process] = work(job.clients[process])
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             results[process] = error
 

@@ -76,14 +76,14 @@ def test_a_tree_as_always(path):
 @pytest.mark.parametrize(
     "target", [MESH, lambda name, x: MESH, "stored"], ids=["mesh", "function", "stored"]
 )
-def test_one_target_for_all_in_any_form(path, target):
+def test_single_target_for_all_leaves_takes_any_form(path, target):
     back = shoal.restore(path, target, form="flat")
     assert sorted(back) == sorted([*NAMES, "step"])
     assert isinstance(back["params/a.b/w"], jax.Array) == (target != "stored")
     assert shoal.restore(path, target, form="dicts")["params"][3]["1"]["0"]["x"] == 1
 
 
-def test_where_classes_are_not_loaded_there_are_none_in_the_way(path):
+def test_form_dicts_needs_neither_jax_nor_the_saved_classes(path):
     program = (
         "import sys; sys.modules['jax'] = None\n"
         "import shoal\n"

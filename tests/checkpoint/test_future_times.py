@@ -25,7 +25,7 @@ DAY_S = 86_400.0
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_ls_says_that_the_time_is_to_come(run):
     assert begun["ahead_s"] is None
 
 
-def test_a_step_saved_in_the_future_is_said_to_be(tmp_path, monkeypatch):
+def test_step_saved_in_the_future_is_marked_as_ahead(tmp_path, monkeypatch):
     later = time.time_ns() + int(3 * 3600e9)
     with monkeypatch.context() as patched:
         patched.setattr("shoal.checkpoint.saving.request.time.time_ns", lambda: later)
@@ -72,16 +72,16 @@ def test_an_attempt_of_the_future_ends_a_lease_after_it_was_seen(run, alone, cap
     attempt = sample_checkpoints.begun(run)
     path = set_ahead(run, attempt)
     with caplog.at_level(logging.WARNING, "shoal"):
-        Checkpoints(run, lease_s=5.0, coordinator=alone)
+        Checkpoints(run, lease_s=5.0, client=alone)
     assert path.exists(), "it may still be written"
     assert f"attempt {attempt}: its time is 86" in caplog.text
     assert abs(path.stat().st_mtime - time.time()) < 60
     os.utime(path, (time.time() - 6,) * 2)  # six seconds later
-    Checkpoints(run, lease_s=5.0, coordinator=alone)
+    Checkpoints(run, lease_s=5.0, client=alone)
     assert not path.parent.exists()
 
 
-def test_gc_says_what_it_does_with_it(run):
+def test_gc_reports_attempts_with_future_timestamps(run):
     attempt = sample_checkpoints.begun(run)
     path = set_ahead(run, attempt)
     told = ckpt("gc", run, "--dry-run")
@@ -94,7 +94,7 @@ def test_gc_says_what_it_does_with_it(run):
     assert not path.parent.exists()
 
 
-def test_of_two_complete_attempts_the_one_with_a_time_of_the_past_counts(tmp_path):
+def test_complete_attempt_with_a_past_timestamp_is_preferred(tmp_path):
     folder = LocalFolder(tmp_path / step_name(5))
     for number in (1, 2):
         Save(f"{number}" * 12, value=number).prepare(folder)

@@ -24,7 +24,7 @@ from shoal.testing.store_contract import Save
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def whole(archive):
 
 def test_retention_removes_the_link_alone(archive, tmp_path, alone):
     run = tmp_path / "run"
-    with Checkpoints(run, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(run, keep=1, client=alone) as ckpts:
         assert ckpts.restore()["step"] == 20
         ckpts.save(30, {"w": np.ones(3)})
     assert os.listdir(run) == [step_name(30)]
@@ -55,7 +55,7 @@ def test_retention_removes_the_link_alone(archive, tmp_path, alone):
 def test_delete_removes_the_link_alone_and_a_pin_holds_it(archive, tmp_path, alone):
     run = tmp_path / "run"
     (archive / step_name(20) / "KEEP").touch()
-    with Checkpoints(run, coordinator=alone) as ckpts:
+    with Checkpoints(run, client=alone) as ckpts:
         with pytest.raises(UsageError, match="pinned"):
             ckpts.delete(20)
         ckpts.delete(10)
@@ -65,21 +65,21 @@ def test_delete_removes_the_link_alone_and_a_pin_holds_it(archive, tmp_path, alo
 
 
 @pytest.mark.parametrize("target", [10, 20])
-def test_a_link_that_is_damaged_goes_and_what_it_leads_to_stays(archive, tmp_path, alone, target):
+def test_deleting_a_damaged_link_keeps_its_target(archive, tmp_path, alone, target):
     (tmp_path / "run" / step_name(40)).symlink_to(archive / step_name(target))
     if target == 20:
         (archive / step_name(20) / "COMMIT").write_text("{}")
     before = sorted(path.name for path in (archive / step_name(target)).iterdir())
-    Checkpoints(tmp_path / "run", coordinator=alone).delete(40)
+    Checkpoints(tmp_path / "run", client=alone).delete(40)
     assert not (tmp_path / "run" / step_name(40)).is_symlink()
     assert sorted(path.name for path in (archive / step_name(target)).iterdir()) == before
 
 
-def test_what_was_begun_behind_a_link_is_not_ended(archive, tmp_path, alone):
+def test_attempts_behind_a_link_are_not_ended(archive, tmp_path, alone):
     run = tmp_path / "run"
     attempt = sample_checkpoints.begun(archive, 25)
     (run / step_name(25)).symlink_to(archive / step_name(25))
-    with Checkpoints(run, keep=1, lease_s=1e-9, coordinator=alone) as ckpts:
+    with Checkpoints(run, keep=1, lease_s=1e-9, client=alone) as ckpts:
         ckpts.save(30, {"w": np.ones(3)})
     told = CliRunner().invoke(build(["ckpt"]), ["ckpt", "gc", str(run), "--older", "0"]).output
     assert "step 25: is a link: clean up its target instead" in told

@@ -32,7 +32,7 @@ def state():
     return {**tree, "one": jax.device_put(w, one), "keys": keys}
 
 
-def test_what_was_saved_in_a_memory_comes_back_there(tmp_path):
+def test_memory_kind_is_restored(tmp_path):
     saved = state()
     shoal.save(tmp_path / "one", saved)
     for target in ("stored", saved):
@@ -59,7 +59,7 @@ def test_the_default_memory_is_not_written_down(tmp_path):
     assert texts["pinned_host"] == Layout(MESH, "x", None).text + " in pinned_host"
 
 
-def test_a_memory_that_is_not_here(tmp_path, monkeypatch):
+def test_unavailable_memory_kind_raises_unless_a_target_is_given(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.checkpoint.saving.state.memory_of", lambda given: "far")
     place = Layout(Mesh({"never": 8}, kind="cpu"), "never", None)  # texts of layouts are kept
     shoal.save(tmp_path / "one", {"w": shoal.put(np.ones((8, 4), np.float32), place)})
@@ -71,8 +71,8 @@ def test_a_memory_that_is_not_here(tmp_path, monkeypatch):
 
 def test_the_devices_exchange_nothing_that_lies_elsewhere():
     place = sharding_of(Layout(MESH, "x", None))
-    assert placing.transports(place, (8, 8))
-    assert not placing.transports(place.with_memory_kind("pinned_host"), (8, 8))
+    assert placing.intermediates(place, (8, 8))
+    assert not placing.intermediates(place.with_memory_kind("pinned_host"), (8, 8))
 
 
 @given(layouts(), st.sampled_from(["", "pinned_host", "unpinned_host", "device", "far2"]))

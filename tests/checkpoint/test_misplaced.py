@@ -26,7 +26,7 @@ WORDS = r"step_000000000040: COMMIT is of step 10, and the directory is named af
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def copy(run):
@@ -49,7 +49,7 @@ def run(request, tmp_path):
 
 
 def test_a_history_refuses_it_in_words(run, alone):
-    with Checkpoints(run, coordinator=alone) as ckpts:
+    with Checkpoints(run, client=alone) as ckpts:
         for ask in (
             ckpts.latest,
             ckpts.all_steps,
@@ -90,8 +90,8 @@ def test_commands_that_look_at_one_refuse_it(run):
         assert "named after step 40" in str(error)
 
 
-def test_old_steps_go_all_the_same_and_what_contradicts_itself_stays(run, alone, caplog):
-    with Checkpoints(run, keep=1, coordinator=alone) as ckpts:
+def test_retention_works_beside_a_misplaced_step_and_keeps_it(run, alone, caplog):
+    with Checkpoints(run, keep=1, client=alone) as ckpts:
         ckpts.save(30, {"w": 1})
     assert {step_name(30), step_name(40)} <= set(os.listdir(run))
     assert ckpts.all_steps(skip_corrupt=True) == (30,)
@@ -100,7 +100,7 @@ def test_old_steps_go_all_the_same_and_what_contradicts_itself_stays(run, alone,
 
 def test_a_run_that_comes_to_that_step_destroys_nothing_that_is_whole(run, alone):
     before = sorted(os.listdir(run / step_name(40)))
-    with Checkpoints(run, coordinator=alone) as ckpts:
+    with Checkpoints(run, client=alone) as ckpts:
         ckpts.resume(None, dict, skip_corrupt=True)
         if (run / step_name(40)).is_symlink():
             ckpts.save(40, {"w": 1})
@@ -115,14 +115,14 @@ def test_a_run_that_comes_to_that_step_destroys_nothing_that_is_whole(run, alone
     assert ckpts.latest() == 40
 
 
-def test_elsewhere_a_copy_is_as_good_as_what_was_copied(tmp_path, alone):
+def test_copied_steps_can_be_restored_elsewhere(tmp_path, alone):
     run = sample_checkpoints.run_of_two(tmp_path / "run")
     shutil.copytree(run / step_name(10), tmp_path / "best")
     shutil.copytree(run / step_name(10), tmp_path / "other" / step_name(10))
     for path in (tmp_path / "best", tmp_path / "other" / step_name(10)):
         assert restore.on(alone, path)["step"] == 10
     sample_checkpoints.save(run / step_name(30), sample_checkpoints.tree(30))  # it says no step
-    assert Checkpoints(run, coordinator=alone).latest() == 30
+    assert Checkpoints(run, client=alone).latest() == 30
 
 
 def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
@@ -132,7 +132,7 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     assert sweep.recover_step(LocalFolder(run / step_name(40))) is None
     assert sweep.recover_step(LocalFolder(run / step_name(10))).step == 10
     with pytest.raises(NotCommittedError):
-        restore.on(LocalJob(1).coordinators[0], run / step_name(40))
+        restore.on(LocalJob(1).clients[0], run / step_name(40))
 
 
 def test_a_step_is_not_saved_as_another(tmp_path, alone):

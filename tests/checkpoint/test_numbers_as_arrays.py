@@ -113,9 +113,9 @@ def test_keys_are_not_made_of_numbers(path):
 
 
 def test_resume_a_train_state(tmp_path):
-    one = LocalJob(1).coordinators[0]
+    one = LocalJob(1).clients[0]
     target = {"step": jax.ShapeDtypeStruct((), np.int32), "w": np.zeros(3)}
-    with Checkpoints(tmp_path, coordinator=one) as ckpts:
+    with Checkpoints(tmp_path, client=one) as ckpts:
         with pytest.raises(RestoreMismatchError, match="dtype='safe' makes one of it"):
             ckpts.resume(target, {"step": 0, "w": np.ones(3)})
         state, first = ckpts.resume(target, {"step": 0, "w": np.ones(3)}, dtype="safe")
@@ -131,7 +131,7 @@ INTS = st.integers(-300, 300) | st.integers(-(1 << 70), 1 << 70) | st.sampled_fr
 
 
 @given(INTS, st.sampled_from(DTYPES))
-def test_an_int_is_held_as_it_is_or_not(value, name):
+def test_policy_for_an_int_matches_whether_the_dtype_can_represent_it(value, name):
     """Against the number that the array holds, as Python has it."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     policy = policy_for(value, dtype)

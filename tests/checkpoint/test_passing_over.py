@@ -27,15 +27,15 @@ KINDS = ["COMMIT", "manifest-*", "index-*", "data-*"]
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def state(step):
     return {"w": np.full(4, float(step)), "step": step}
 
 
-def run_of_three(root, coordinator):
-    with Checkpoints(root, coordinator=coordinator) as ckpts:
+def run_of_three(root, client):
+    with Checkpoints(root, client=client) as ckpts:
         for step in (1, 2, 3):
             ckpts.save(step, state(step))
     return ckpts
@@ -52,12 +52,12 @@ def harm(root, step, kind, how="flip"):
 
 @pytest.mark.parametrize("how", ["flip", "remove"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_damaged_is_passed_over_and_said_on_all(tmp_path, kind, how, alone, caplog):
+def test_damaged_step_is_passed_over_on_all_with_a_warning(tmp_path, kind, how, alone, caplog):
     run_of_three(tmp_path, alone)
     path = harm(tmp_path, 3, kind, how)
 
-    def resume(coordinator):
-        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+    def resume(client):
+        ckpts = Checkpoints(tmp_path, client=client)
         if (kind, how) != ("COMMIT", "remove"):  # else the step is not committed at all
             for ask in (ckpts.restore, lambda: ckpts.resume(None, dict)):
                 with pytest.raises(CorruptCheckpointError, match="skip_corrupt=True"):
@@ -93,11 +93,11 @@ def test_several_are_passed_over_and_none_may_be_left(tmp_path, alone):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_passed_over_a_step_comes_to_it_again_and_replaces_it(tmp_path, kind, caplog):
-    run_of_three(tmp_path, LocalJob(1).coordinators[0])
+    run_of_three(tmp_path, LocalJob(1).clients[0])
     harm(tmp_path, 3, kind)
 
-    def go_on(coordinator):
-        with Checkpoints(tmp_path, keep=2, coordinator=coordinator) as ckpts:
+    def go_on(client):
+        with Checkpoints(tmp_path, keep=2, client=client) as ckpts:
             _, first = ckpts.resume(None, dict, skip_corrupt=True)
             for step in range(first, 6):
                 ckpts.save(step, state(10 * step))
@@ -110,7 +110,7 @@ def test_a_run_that_passed_over_a_step_comes_to_it_again_and_replaces_it(tmp_pat
 def test_a_step_that_was_repaired_and_restored_counts_again(tmp_path, alone):
     run_of_three(tmp_path, alone)
     path = harm(tmp_path, 3, "data-*")
-    with Checkpoints(tmp_path, keep=2, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=2, client=alone) as ckpts:
         assert ckpts.resume(None, dict, skip_corrupt=True)[1] == 3
         flip(path)  # the bit is back
         assert ckpts.restore(3)["step"] == 3
@@ -121,9 +121,9 @@ def test_a_step_that_was_repaired_and_restored_counts_again(tmp_path, alone):
 def test_a_damaged_step_that_others_deleted_is_saved_anew(tmp_path, alone):
     run_of_three(tmp_path, alone)
     harm(tmp_path, 3, "data-*")
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.resume(None, dict, skip_corrupt=True)
-        Checkpoints(tmp_path, coordinator=alone).delete(3)
+        Checkpoints(tmp_path, client=alone).delete(3)
         ckpts.save(3, state(30))
     assert ckpts.restore()["step"] == 30
 
@@ -131,7 +131,7 @@ def test_a_damaged_step_that_others_deleted_is_saved_anew(tmp_path, alone):
 def test_a_damaged_step_takes_no_whole_one_s_place(tmp_path, alone):
     run_of_three(tmp_path, alone)
     harm(tmp_path, 3, "data-*")
-    with Checkpoints(tmp_path, keep=2, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=2, client=alone) as ckpts:
         ckpts.resume(None, dict, skip_corrupt=True)
         ckpts.save(7, state(7))
         ckpts.wait()
@@ -142,7 +142,7 @@ def test_a_damaged_step_takes_no_whole_one_s_place(tmp_path, alone):
 
 @pytest.mark.parametrize("how", ["flip", "remove"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_damaged_can_be_deleted(tmp_path, kind, how, alone):
+def test_damaged_step_can_be_deleted(tmp_path, kind, how, alone):
     ckpts = run_of_three(tmp_path, alone)
     harm(tmp_path, 2, kind, how)
     if (kind, how) == ("COMMIT", "remove"):
@@ -164,7 +164,7 @@ def test_a_pinned_one_stays_damaged_or_not(tmp_path, alone):
 
 
 @pytest.mark.parametrize("point", ["delete.marked", "delete.half"])
-def test_a_deletion_of_what_says_nothing_is_finished_after_a_crash(
+def test_interrupted_deletion_of_a_damaged_step_is_finished_later(
     tmp_path, point, alone, monkeypatch
 ):
     ckpts = run_of_three(tmp_path, alone)
@@ -174,11 +174,11 @@ def test_a_deletion_of_what_says_nothing_is_finished_after_a_crash(
         ckpts.delete(2)
     monkeypatch.delenv("SHOAL_FAULTS")
     assert ckpts.all_steps() == (1, 3)
-    assert Checkpoints(tmp_path, coordinator=alone).all_steps() == (1, 3)
+    assert Checkpoints(tmp_path, client=alone).all_steps() == (1, 3)
     assert not (tmp_path / step_name(2)).exists()
 
 
-def test_an_attempt_that_is_written_survives_the_deletion_of_what_says_nothing(tmp_path):
+def test_live_attempt_survives_the_deletion_of_a_damaged_commit(tmp_path):
     from shoal.testing.store_contract import Save
 
     folder = LocalFolder(tmp_path / step_name(5))

@@ -67,7 +67,7 @@ def test_a_deletion_that_was_interrupted_goes_on_where_it_stopped(saved, keep, d
 
 
 @given(HISTORIES, SINGLE, SINGLE)
-def test_a_joined_policy_keeps_what_either_keeps(saved, one, other):
+def test_joined_policy_keeps_the_union(saved, one, other):
     assert (one | other).kept(saved) == one.kept(saved) | other.kept(saved)
     assert (one | other).kept(saved) == (other | one).kept(saved)
 
@@ -109,7 +109,7 @@ def test_best_alone_deletes_no_step_that_it_does_not_rank(saved, names):
         assert {one.step for one in saved} - set(doomed(saved, keep)) == stays
 
 
-def test_of_equal_ones_the_newer_is_better():
+def test_best_prefers_the_newer_of_equal_steps():
     saved = [Saved(step, 0.0, {"loss": 1.0}) for step in (1, 2, 3)]
     assert Best(2, "loss").kept(saved) == {2, 3}
 

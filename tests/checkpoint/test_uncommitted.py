@@ -67,7 +67,7 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_they_come_back_uncommitted_whatever_names_the_target(path, form):
+def test_uncommitted_arrays_are_restored_uncommitted_for_any_target(path, form):
     given = state()
     back = restore(path, FORMS[form](given))
     for name in LEAVES:
@@ -79,7 +79,7 @@ def test_they_come_back_uncommitted_whatever_names_the_target(path, form):
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_what_was_committed_stays_so(path, name):
+def test_committed_arrays_are_restored_committed(path, name):
     for device in (jax.devices()[0], jax.devices()[5]):
         given = jax.device_put(LEAVES[name](), device)
         back = restore(path, {name: given}, only=name)[name]

@@ -74,9 +74,9 @@ def test_a_mesh_of_devices_that_are_not_here(path):
 
 
 def test_resume_onto_a_mesh(tmp_path):
-    one = LocalJob(1).coordinators[0]
+    one = LocalJob(1).clients[0]
     state = {"w": np.ones((8, 2), np.float32), "b": np.ones(3, np.float32)}
-    with Checkpoints(tmp_path, coordinator=one) as ckpts:
+    with Checkpoints(tmp_path, client=one) as ckpts:
         assert ckpts.resume(MESH, state)[1] == 0
         ckpts.save(4, state)
         ckpts.wait()
@@ -162,7 +162,7 @@ def test_arguments_that_have_defaults_or_any_number_are_taken(path):
 
 
 @pytest.mark.parametrize("wrong", [("x", None), "x", 3, np.ones(3)], ids=str)
-def test_what_a_function_returns_that_is_no_layout(path, wrong):
+def test_invalid_results_of_a_target_function_are_refused(path, wrong):
     with pytest.raises(RestoreMismatchError) as caught:
         restore(path, lambda name, x: wrong, only="params/w")
     text = str(caught.value)
@@ -207,11 +207,11 @@ NO_TARGETS = {
 
 
 @pytest.mark.parametrize("case", NO_TARGETS)
-def test_what_is_no_target_for_an_array_is_refused(path, case, tmp_path):
+def test_invalid_targets_of_arrays_raise_restore_mismatch(path, case, tmp_path):
     given, told = NO_TARGETS[case]
     target = {"params": {"w": given, "b": MESH, "scale": MESH}, "opt": [{"mu": given}], "epoch": 0}
-    one = LocalJob(1).coordinators[0]
-    with Checkpoints(tmp_path, coordinator=one) as ckpts:
+    one = LocalJob(1).clients[0]
+    with Checkpoints(tmp_path, client=one) as ckpts:
         ckpts.save(1, TREE)
         for call in (
             lambda: restore(path, target),
@@ -227,7 +227,7 @@ def test_what_is_no_target_for_an_array_is_refused(path, case, tmp_path):
                 assert re.search(where, problems)
             assert caught.value.wrong_dtype == ("opt/0/mu", "params/w")
         with pytest.raises(RestoreMismatchError, match="params/w: was saved as"):
-            Checkpoints(tmp_path / "new", coordinator=one).resume(target, TREE)
+            Checkpoints(tmp_path / "new", client=one).resume(target, TREE)
     assert restore(path, target, only="params/b")["params"]["w"] is given  # it stays
 
 
@@ -243,7 +243,7 @@ def test_a_number_is_a_target_for_a_number_and_an_array_of_rank_0(path):
 
 
 def test_the_stored_layouts_of_a_subtree_and_of_a_leaf(tmp_path):
-    one = LocalJob(1).coordinators[0]
+    one = LocalJob(1).clients[0]
     w = jax.device_put(TREE["params"]["w"], sharding_of(Layout(MESH, "x", "y")))
     save.on(one, tmp_path / "saved", {"params": {"w": w, "b": w}, "opt": [w], "epoch": 3})
     back = restore(tmp_path / "saved", {"params": "stored", "opt": ["stored"], "epoch": "stored"})

@@ -22,7 +22,7 @@ KILLED = """
 import sys, numpy as np
 from shoal.checkpoint.saving.save import save
 from shoal.runtime.client.in_process import LocalJob
-save.on(LocalJob(1).coordinators[0], sys.argv[1], {"w": np.arange(6.0)}, step=30)
+save.on(LocalJob(1).clients[0], sys.argv[1], {"w": np.arange(6.0)}, step=30)
 """
 
 
@@ -38,7 +38,7 @@ def tree(step):
 
 def save(path, value, step=None, **options):
     """Save as a job of one process."""
-    saving.save.on(LocalJob(1).coordinators[0], str(path), value, step=step, **options)
+    saving.save.on(LocalJob(1).clients[0], str(path), value, step=step, **options)
 
 
 def run_of_two(root):

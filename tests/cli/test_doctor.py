@@ -40,7 +40,7 @@ def test_wrong_usage(options, words, child_env):
     assert done.stderr == f"shoal: doctor: {words}\n"
 
 
-def test_each_finding_stands_once_problems_first():
+def test_findings_are_listed_once_with_problems_first():
     (differs, _), *rest = grouped(JOB).items()
     assert differs.words == "jax differs: 1 on processes 0-1; 2 on process 2"
     assert rest == [(LATE, [1, 2]), (NAME, [0, 1])]
@@ -61,7 +61,7 @@ def test_a_clock_is_off_by_whole_seconds(ahead_s, words):
     assert "a (no address), 1 core\n" in shown
 
 
-def test_what_stands_on_the_screen():
+def test_doctor_is_rendered_as_text():
     assert plain(render(JOB), 100).splitlines() == [
         "shoal doctor: 3 processes on 3 hosts",
         "launcher  no rule holds",

@@ -141,7 +141,7 @@ def test_a_first_dim_that_is_whole_is_no_option(text):
     assert "dim 0 (whole)" in done.stdout
 
 
-def test_they_work_where_jax_does_not_import():
+def test_layout_command_works_without_jax():
     block = "import sys; sys.modules['jax'] = None; from shoal.cli.main import main; main()"
     command = [sys.executable, "-c", block, "layout", "x @ x=2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

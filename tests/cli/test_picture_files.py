@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
         (["flat:99999999", "x=99999999"], "at most 4194304"),
     ],
 )
-def test_what_is_refused(arguments, part):
+def test_invalid_picture_arguments_are_refused(arguments, part):
     result = shoal("mesh", *arguments)
     assert result.exit_code != 0
     assert part in str(result.exception)

@@ -27,7 +27,7 @@ def plan(*arguments, stdin=None):
     return result.output
 
 
-def test_it_tells_what_the_library_tells():
+def test_json_output_matches_the_library():
     facts = json.loads(plan("v5e:4x8 x 2 slices", "data=16 model=4", "--bytes", "1MiB", "--json"))
     topology = parse("v5e:4x8 x 2 slices")
     mesh = place(topology, {"data": 16, "model": 4})
@@ -109,7 +109,7 @@ TREE = {
 }
 
 
-def test_what_each_device_holds(tmp_path):
+def test_params_show_the_bytes_on_each_device(tmp_path):
     file = tmp_path / "params.json"
     file.write_text(json.dumps(TREE))
     by_file = json.loads(plan(*GRID, "--params", str(file), "--json"))
@@ -140,7 +140,7 @@ def test_axes_that_split_nothing_hold_copies():
     assert [row["shard_shape"] for row in rows] == [[1, 8], [8, 2], [8]]
 
 
-def test_a_checkpoint_says_what_it_holds():
+def test_params_are_read_from_the_json_of_a_checkpoint():
     shown = {"mesh": "data=2 model=2", "leaves": [
         {"name": "step", "kind": "int", "dtype": "", "shape": [], "layout": ""},
         {"name": "w", "kind": "array", "dtype": "float32", "shape": [8, 4],
@@ -173,7 +173,7 @@ def test_a_checkpoint_says_what_it_holds():
         ((*GRID, "--params", "no-such.json"), "No such file"),
     ],
 )
-def test_what_is_wrong_is_said(arguments, words):
+def test_invalid_arguments_raise_with_the_reason(arguments, words):
     with pytest.raises(UsageError, match=words):
         plan(*arguments)
 

@@ -46,7 +46,7 @@ def refusal(*program: str, **options: object) -> str:
     return str(caught.value)
 
 
-def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch):
+def test_devices_that_contradict_the_environment_are_named_once(monkeypatch):
     flag = "--xla_force_host_platform_device_count"
     outer = {"XLA_FLAGS": f"{flag}=5 -x", "JAX_NUM_CPU_DEVICES": "3", "PJRT_NPROC": "6"}
     assert overruled("--devices 2", 2, outer) == (
@@ -62,7 +62,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
     assert variables(outer, devices=None, **job)["XLA_FLAGS"] == outer["XLA_FLAGS"]
 
 
-def test_what_is_right_passes():
+def test_valid_requests_pass():
     assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None, None, "")
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
     assert checked == (4, 2, frozenset({0, 3}), None, None, None, None, "")
@@ -96,7 +96,7 @@ def test_all_offenders_are_named_at_once():
         (("completely_different",), "there is no script 'completely_different'"),
     ],
 )
-def test_what_cannot_be_run_is_refused(program, words):
+def test_programs_that_cannot_be_run_are_refused(program, words):
     assert words in refusal(*program)
 
 
@@ -172,7 +172,7 @@ def packages():
 
 
 @pytest.mark.parametrize("only", ["4", "0,4", "4,5"])
-def test_who_is_not_there_cannot_be_shown(only):
+def test_only_refuses_ranks_outside_the_job(only):
     words = refusal("train.py", processes="4", only=only)
     assert "--only 4: the ranks of -n 4 are 0 to 3" in words
     assert ("--only 5" in words) == ("5" in only)
@@ -214,11 +214,11 @@ def test_windows_is_refused_in_a_sentence(monkeypatch):
 
 
 def test_by_default_a_job_ends_within_15_s_of_its_first_failure():
-    aftermath, grace = (
+    failure_grace, grace = (
         float(settings.SETTINGS[name].default)
         for name in ("SHOAL_FAILURE_GRACE_S", "SHOAL_GRACE_S")
     )
-    assert aftermath + grace <= 13  # and up to a second each for leftovers and last words
+    assert failure_grace + grace <= 13  # and up to a second each for leftovers and last words
 
 
 def shoal(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -271,7 +271,7 @@ def test_the_version():
         ({"restart_preempted": True}, (0, True)),
     ],
 )
-def test_when_a_job_is_started_again(options, restarts):
+def test_restart_options_determine_the_restarts(options, restarts):
     assert check(RunRequest(("train.py",), **options)).restarts == restarts
 
 
@@ -445,7 +445,7 @@ def test_a_tpu_host_has_one_process(monkeypatch):
     assert num_processes({"TPU_VISIBLE_CHIPS": "0,1,2,3"}) == (1, "one for all TPU chips of a host")
 
 
-def test_how_many_auto_is_is_said(child_env):
+def test_n_auto_prints_the_number_of_processes(child_env):
     number, why = num_processes({**child_env, "JAX_PLATFORMS": "cpu"})
     ended = shoal("run", "-n", "auto", "--devices", "1", "train.py", env=child_env)
     assert ended.returncode == 0

@@ -1,4 +1,4 @@
-"""`shoal watch` and `shoal stacks`: finding a job, asking its meeting place, and saying it."""
+"""`shoal watch` and `shoal stacks`: finding a job, asking its coordinator, and saying it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PATIENCE_S = 60.0
 
 
 class Server:
-    """A meeting place of its own."""
+    """A coordinator of its own."""
 
     def __init__(self, env: dict[str, str]) -> None:
         options = ["--processes", "3", "--until-stdin-closes"]
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "shoal.runtime.server.meeting_place", *options],
+            [sys.executable, "-m", "shoal.runtime.server.coordinator", *options],
             env=env | {"SHOAL_TOKEN": TOKEN},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -129,7 +129,7 @@ def test_the_only_job_that_runs_here_is_found(folder, place):
     assert find("watch", None, None)[:2] == ("127.0.0.1:5", ("secret 5",))
 
 
-def test_no_job_or_several_are_said(folder):
+def test_no_job_and_several_jobs_raise_with_advice(folder):
     words = "no running job of shoal run is found here; pass host:port of a coordinator, or the log"
     with pytest.raises(UsageError, match=f"^watch: {words}"):
         find("watch", None, None)
@@ -143,7 +143,7 @@ def test_no_job_or_several_are_said(folder):
     )
 
 
-def test_a_record_that_somebody_else_wrote_is_not_believed(folder, monkeypatch):
+def test_job_record_of_another_user_is_ignored(folder, monkeypatch):
     write_record(folder / "logs", 5, os.getpid())
     monkeypatch.setattr(observing.os, "getuid", lambda: 10**6)
     with pytest.raises(UsageError, match="no running job of shoal run is found here"):
@@ -161,7 +161,7 @@ def test_a_record_that_somebody_else_wrote_is_not_believed(folder, monkeypatch):
         ("odd.json", "'odd.json' has no address of a job"),
     ],
 )
-def test_what_is_no_place_is_said(folder, where, words):
+def test_invalid_address_of_a_job_raises_with_the_reason(folder, where, words):
     (folder / "empty").mkdir()
     (folder / "bad.json").write_text("{")
     (folder / "list.json").write_text("[]")
@@ -172,10 +172,10 @@ def test_what_is_no_place_is_said(folder, where, words):
         find("watch", where, None)
 
 
-# What the meeting place answers.
+# What the coordinator answers.
 
 
-def test_before_anybody_came_all_are_absent(server, shoal):
+def test_all_processes_are_absent_before_any_has_joined(server, shoal):
     ended = shoal("watch", server.address, "--json", SHOAL_TOKEN=TOKEN)
     assert ended.returncode == 0
     facts = json.loads(ended.stdout)
@@ -191,7 +191,7 @@ def test_before_anybody_came_all_are_absent(server, shoal):
     assert ended.stdout == "".join(f"process {p} is absent: has not joined yet\n" for p in (1, 2))
 
 
-def test_who_cannot_look_is_told_why_in_a_line(server, shoal):
+def test_refused_observer_prints_the_reason_in_one_line(server, shoal):
     ended = shoal("watch", server.address, "--token", "wrong")
     assert ended.returncode == 74
     assert "answered: the token is wrong: SHOAL_TOKEN must be the one of this job" in ended.stderr
@@ -207,7 +207,7 @@ def test_who_cannot_look_is_told_why_in_a_line(server, shoal):
         assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_place_that_is_frozen_or_gone_is_told_apart(server):
+def test_frozen_and_ended_coordinators_are_distinguished(server):
     looking = Observer("watch", server.place, answer_s=PATIENCE_S)
     assert [member.state for member in looking.roll().members] == ["absent"] * 3
     os.kill(server.popen.pid, signal.SIGSTOP)
@@ -236,7 +236,7 @@ def test_an_answer_of_another_version_is_an_error_in_words(monkeypatch, server, 
     observer.close()
 
 
-def test_something_else_that_listens_is_no_meeting_place():
+def test_something_else_that_listens_is_no_coordinator():
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -251,7 +251,7 @@ def test_something_else_that_listens_is_no_meeting_place():
         thread.join()
 
 
-def test_it_follows_until_the_job_is_over_and_logs_each_answer(server, child_env, tmp_path):
+def test_watch_every_follows_the_job_to_its_end_and_logs_each_answer(server, child_env, tmp_path):
     log = tmp_path / "watch.jsonl"
     log.write_text("what was there before\n")
     command = ["watch", server.address, "--every", "0.01", "--log", str(log)]

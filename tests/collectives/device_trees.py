@@ -86,4 +86,4 @@ class Shared:
 
     def _shards_here(self, leaf, array):
         shards = device_shards.shards_here(leaf, array)
-        return [one for one in shards if self.owners[one.device] == self._here.process]
+        return [shard for shard in shards if self.owners[shard.device] == self._here.process]

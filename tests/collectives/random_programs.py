@@ -21,7 +21,7 @@ from shoal.collectives.same import assert_same
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.preemption import clear, preempted
-from shoal.runtime.rules.trail import TrailEntry
+from shoal.runtime.rules.call_record import RecordedCall
 from shoal.runtime.system.fault_points import InjectedError
 
 KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm",
@@ -81,7 +81,11 @@ class Program(NamedTuple):
 
     def in_lane(self, lane):
         """The operations of a lane, by their place in the program."""
-        return [(at, one) for at, one in enumerate(self.operations) if one.lane == lane]
+        return [
+            (at, operation)
+            for at, operation in enumerate(self.operations)
+            if operation.lane == lane
+        ]
 
     def of(self, process, at):
         return [fault for fault in self.faults if (fault.process, fault.at) == (process, at)]
@@ -101,7 +105,7 @@ def program_of(seed, *, deadly=True, processes=None):
         if kind in DEADLY and not deadly:
             continue
         fault = _fault(chance, kind, chance.choice(list(group)), at, operation, processes)
-        if fault is not None and any(_is_too_much(one, fault) for one in faults):
+        if fault is not None and any(_is_too_much(other, fault) for other in faults):
             continue
         if fault is not None:
             faults.append(fault)
@@ -116,13 +120,13 @@ def wide_program_of(seed, *, deadly=True, faults=WIDE_FAULTS, processes=None):
     processes = processes or chance.choice([2, 3, 3, 4])
     operations = []
     for at in range(chance.randint(4, 9)):
-        one = _operation(chance, processes)
+        operation = _operation(chance, processes)
         lane = chance.choice(["main", "main", "main", "side"])
         kind = chance.choice(WIDE_KINDS)
         if kind in ("put", "step"):
-            lane, one = "main", one._replace(group=None)
-        operations.append(one._replace(kind=kind, name=f"call {at}", lane=lane))
-    found = []
+            lane, operation = "main", operation._replace(group=None)
+        operations.append(operation._replace(kind=kind, name=f"call {at}", lane=lane))
+    chosen = []
     for _ in range(chance.choice([1, 1, 2, 2, 3, 4])):
         at, kind = chance.randrange(len(operations)), chance.choice(faults)
         operation = operations[at]
@@ -130,15 +134,15 @@ def wide_program_of(seed, *, deadly=True, faults=WIDE_FAULTS, processes=None):
         if kind in DEADLY and not deadly:
             continue
         fault = _wide_fault(chance, kind, process, at, operation, processes)
-        if fault is not None and not any(_is_too_much(one, fault) for one in found):
-            found.append(fault)
-    return Program(seed, processes, tuple(operations), tuple(found), is_wide=True)
+        if fault is not None and not any(_is_too_much(other, fault) for other in chosen):
+            chosen.append(fault)
+    return Program(seed, processes, tuple(operations), tuple(chosen), is_wide=True)
 
 
 def _wide_fault(chance, kind, process, at, operation, processes):
     if kind == "notice":
         return Fault(kind, process, at)
-    if operation.kind == "step":  # it meets nobody; each has a deadline of its own
+    if operation.kind == "step":  # it meets no other; each has a deadline of its own
         return Fault(kind, process, at) if kind in DEADLY else None
     if kind == "group":
         rest = [p for p in range(processes) if p != process]
@@ -188,7 +192,7 @@ def _fault(chance, kind, process, at, operation, processes):
     if kind == "interrupt":
         return Fault(kind, process, at, chance.choice([0.0, 0.5, 4.0]))
     if kind == "usage":
-        # A list of processes that is wrong does not say whose call it is: then it is everybody's.
+        # A list of processes that is wrong does not say whose call it is: then it is that of all.
         more = ["processes"] if operation.group is None else []
         return Fault(kind, process, at, chance.choice(["timeout_s", "lane", *more]))
     if kind == "group":
@@ -200,7 +204,7 @@ def _fault(chance, kind, process, at, operation, processes):
     if kind == "deadline":
         return Fault(kind, process, at, chance.choice([1.0, 6.0]))
     if (kind == "values") != (operation.kind == "put") and kind not in DEADLY:
-        return None  # a call that waits for nobody cannot fail, but on its arguments
+        return None  # a call that waits for no other cannot fail, but on its arguments
     return Fault(kind, process, at)
 
 
@@ -218,42 +222,42 @@ class Ended(NamedTuple):
     is_own: bool  # did the process itself, alone, make it fail?
 
 
-def perform(coordinator, operation, at, faults, *, large=100_000):
+def perform(client, operation, at, faults, *, large=100_000):
     """Make one call; return whether what came back is right."""
     operation, size, more = _disturbed(operation, faults)
     kind, name, group, _, is_equal, _ = operation
     size += large if kind in ("large", "many") else 5
-    me, members = coordinator.process, group or range(coordinator.num_processes)
+    me, members = client.process, group or range(client.num_processes)
     if kind == "put":
-        coordinator.trails.record(_entry(at, faults), group=group, lane="main")
+        client.call_records.record(_entry(at, faults), group=group, lane="main")
     elif kind == "step":
-        return preempted.on(coordinator, at, timeout_s=more["timeout_s"]) in (True, False)
+        return preempted.on(client, at, timeout_s=more["timeout_s"]) in (True, False)
     elif kind == "rearm":
-        clear.on(coordinator, timeout_s=more["timeout_s"])
+        clear.on(client, timeout_s=more["timeout_s"])
     elif kind == "barrier":
-        barrier.on(coordinator, name, processes=group, **more)
+        barrier.on(client, name, processes=group, **more)
     elif kind == "live":
-        live_processes.on(coordinator, processes=group, **more)
+        live_processes.on(client, processes=group, **more)
     elif kind in ("broadcast", "large"):
         source = members[at % len(members)]
         value = np.full(size, at + 1 if me == source else 0, np.uint8)
-        got = broadcast.on(coordinator, value, source, processes=group, name=name, **more)
+        got = broadcast.on(client, value, source, processes=group, name=name, **more)
         return bool((got == at + 1).all())
     elif kind in ("allgather", "many"):
         value = np.full(size, 16 * at + me, np.uint8)
-        rows = allgather.on(coordinator, value, processes=group, name=name, **more)
+        rows = allgather.on(client, value, processes=group, name=name, **more)
         return bool((rows == 16 * at + np.array(members)[:, None]).all())
     else:
         value = np.full(size, 0 if is_equal else me, np.uint8)
-        assert_same.on(coordinator, value, processes=group, name=name, **more)
+        assert_same.on(client, value, processes=group, name=name, **more)
         return is_equal
     return True
 
 
 def _entry(at, faults):
-    """Return what a call of put leaves in the trail."""
+    """Return what a call of `put` leaves in the call record."""
     values = f"{at} of another opinion" if any(f.kind == "values" for f in faults) else f"{at}"
-    return TrailEntry("put", "train.py:1 (main)", ("w: float32[8]",), values)
+    return RecordedCall("put", "train.py:1 (main)", ("w: float32[8]",), values)
 
 
 def _disturbed(operation, faults):
@@ -288,24 +292,24 @@ def timeout_of(operation, faults):
     return min([operation.timeout_s, *given])
 
 
-def agree_at_last(coordinator, program, *, timeout_s=LONG_S):
-    """One point that all come to; after a loss those who live find each other first, and again if
-    some of them already had."""
+def agree_at_last(client, program, *, timeout_s=LONG_S):
+    """Meet at one point; after a loss the survivors find each other first, and again if some of
+    them already had."""
     if not program.has_deaths:
         try:
-            barrier.on(coordinator, "at last", timeout_s=LONG_S)
+            barrier.on(client, "at last", timeout_s=LONG_S)
         except ShoalError:
             if not any(fault.kind in ("group", "values") for fault in program.faults):
                 raise
-            # Who names another group may wait until the others come to a point of all; other
-            # values are known where all meet next.
-            barrier.on(coordinator, "at last, again", timeout_s=LONG_S)
+            # A process that names another group may wait until the others come to a point of all;
+            # other values are known where all meet next.
+            barrier.on(client, "at last, again", timeout_s=LONG_S)
         return
     attempts = most_attempts(program)
     for attempt in range(attempts):
         try:
-            alive = live_processes.on(coordinator, timeout_s=timeout_s)
-            barrier.on(coordinator, "at last", processes=alive, timeout_s=timeout_s)
+            alive = live_processes.on(client, timeout_s=timeout_s)
+            barrier.on(client, "at last", processes=alive, timeout_s=timeout_s)
             return
         except ShoalError:
             if attempt == attempts - 1:
@@ -318,23 +322,23 @@ def most_attempts(program):
     return 2 * len(program.operations) + 4
 
 
-def come_together(coordinator, program, lane, *, timeout_s=LONG_S):
+def come_together(client, program, lane, *, timeout_s=LONG_S):
     """Call `live_processes` until it returns, and then two points; return how the first ended."""
     attempts = most_attempts(program)
     for attempt in range(attempts):
         try:
-            live_processes.on(coordinator, lane=lane, timeout_s=timeout_s)
+            live_processes.on(client, lane=lane, timeout_s=timeout_s)
             break
         except ShoalError:
             if attempt == attempts - 1:
                 raise
     try:
-        barrier.on(coordinator, "at last", lane=lane, timeout_s=timeout_s)
+        barrier.on(client, "at last", lane=lane, timeout_s=timeout_s)
         end = "met"
     except ShoalError as error:  # calls that send nothing differ, which is known here
         end = repr(error)
-    value = np.arange(5) if coordinator.process == 0 else np.zeros(5, int)
-    got = broadcast.on(coordinator, value, 0, name="at last", lane=lane, timeout_s=timeout_s)
+    value = np.arange(5) if client.process == 0 else np.zeros(5, int)
+    got = broadcast.on(client, value, 0, name="at last", lane=lane, timeout_s=timeout_s)
     assert (got == np.arange(5)).all()
     return end
 
@@ -342,15 +346,15 @@ def come_together(coordinator, program, lane, *, timeout_s=LONG_S):
 def wide_findings(program, endings, lasts):
     """Return what else is wrong with a wide program; `lasts`: what each `come_together` returned,
     by process and lane."""
-    found = []
+    problems = []
     for at, operation in enumerate(program.operations):
-        rows = {p: one for p, ended in endings.items() for one in ended if one.at == at}
-        met = [p for p, one in rows.items() if one.error is None]
+        rows = {p: call for p, ended in endings.items() for call in ended if call.at == at}
+        met = [p for p, call in rows.items() if call.error is None]
         members = operation.group or range(program.processes)
         is_met = any(not {f.kind for f in program.of(p, at)} & {*APART} for p in met)
         if operation.kind in ("put", "step") or program.has_deaths or not is_met:
             continue
-        found += [
+        problems += [
             f"operation {at}: {rows[p].error!r} on process {p}, success on {met}"
             for p in members
             if p not in met and not (p in rows and rows[p].is_own)
@@ -358,30 +362,30 @@ def wide_findings(program, endings, lasts):
     for lane in {lane for _, lane in lasts}:
         ends = [ends for (_, each), ends in lasts.items() if each == lane]
         if "met" in ends and {*ends} != {"met"}:
-            found.append(f"lane {lane!r}: {ends}")
-    return found
+            problems.append(f"lane {lane!r}: {ends}")
+    return problems
 
 
 def findings(program, endings, lasts):
     """Return what is wrong: `endings` and `lasts` by process; None: it did not live to see it."""
-    found = []
+    problems = []
     for process, ended in endings.items():
-        for one in ended:
-            limit_s = one.timeout_s + 10.0 if one.timeout_s > 0 else 0.0
-            if one.took_s > limit_s:
-                found.append(f"process {process}, operation {one.at}: took {one.took_s} s")
+        for call in ended:
+            limit_s = call.timeout_s + 10.0 if call.timeout_s > 0 else 0.0
+            if call.took_s > limit_s:
+                problems.append(f"process {process}, operation {call.at}: took {call.took_s} s")
     if not program.has_deaths and not program.is_wide:
         for at in range(len(program.operations)):
-            rows = [one for ended in endings.values() for one in ended if one.at == at]
-            if any(one.error is None for one in rows):
-                found += [
-                    f"operation {at}: {one.error!r} on one process, success on another"
-                    for one in rows
-                    if one.error is not None and not one.is_own
+            rows = [call for ended in endings.values() for call in ended if call.at == at]
+            if any(call.error is None for call in rows):
+                problems += [
+                    f"operation {at}: {call.error!r} on one process, success on another"
+                    for call in rows
+                    if call.error is not None and not call.is_own
                 ]
-    found += [
+    problems += [
         f"process {process}: the point at last: {last!r}"
         for process, last in lasts.items()
         if isinstance(last, BaseException)
     ]
-    return found
+    return problems

@@ -21,9 +21,9 @@ LARGE = 3 << 20
 def in_job(trees, tiled=False, **options):
     """What each process gets that gives one of `trees`."""
 
-    def go(coordinator):
-        tree = trees[coordinator.process]
-        return allgather.on(coordinator, tree, tiled=tiled, timeout_s=PATIENCE_S, **options)
+    def go(client):
+        tree = trees[client.process]
+        return allgather.on(client, tree, tiled=tiled, timeout_s=PATIENCE_S, **options)
 
     return run_all(LocalJob(len(trees)), go)
 
@@ -91,7 +91,7 @@ def test_zero_dims_stack_also_when_tiled_at_one_process_as_at_many():
             assert key.shape == (count,)
 
 
-def test_what_64_bits_do_not_hold_is_listed():
+def test_integers_beyond_64_bits_are_gathered_as_a_list():
     assert in_job([1, 1 << 63])[0] == [1, 1 << 63]
     assert in_job([-(1 << 63), (1 << 63) - 1])[0].dtype == np.int64
     (alone,) = in_job([1 << 63])
@@ -141,9 +141,9 @@ def test_different_trees_are_an_error_on_every_process(one, other, tiled):
 
 
 def test_different_options_are_an_error_on_every_process():
-    def go(coordinator):
-        option = [{"tiled": True}, {"to": 0}, {"to": 1}][coordinator.process]
-        return allgather.on(coordinator, np.zeros(2), timeout_s=PATIENCE_S, **option)
+    def go(client):
+        option = [{"tiled": True}, {"to": 0}, {"to": 1}][client.process]
+        return allgather.on(client, np.zeros(2), timeout_s=PATIENCE_S, **option)
 
     assert [type(result) for result in run_all(LocalJob(3), go)] == [DivergenceError] * 3
 
@@ -238,9 +238,9 @@ def test_nothing_is_compiled_under_any_mesh_or_guard():
         with jax.set_mesh(mesh), jax.transfer_guard("disallow_explicit"):
             del told[:]
             results = in_job([tree, tree], tiled=True)
-            found = list(told)
+            events = list(told)
     finally:
         jax.monitoring.clear_event_listeners()
     assert [result["y"].tolist() for result in results] == [[0, 1, 2, 3, 4] * 2] * 2
     assert results[0]["key"].shape == (2,)
-    assert not [name for name in found if "compile" in name]
+    assert not [name for name in events if "compile" in name]

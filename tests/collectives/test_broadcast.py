@@ -20,10 +20,10 @@ LARGE = 3 << 20  # bytes, of which a part lies in a second chunk
 
 
 def in_job(num_processes, tree_of, sources=(0,) * 8, **options):
-    def go(coordinator):
-        process = coordinator.process
+    def go(client):
+        process = client.process
         return broadcast.on(
-            coordinator, tree_of(process), sources[process], timeout_s=PATIENCE_S, **options
+            client, tree_of(process), sources[process], timeout_s=PATIENCE_S, **options
         )
 
     return run_all(LocalJob(num_processes), go)
@@ -43,7 +43,7 @@ def abstract(tree):
 
 
 @given(trees(), st.integers(1, 4), st.data())
-def test_everybody_gets_the_bits_of_the_source(tree, num_processes, data):
+def test_every_process_gets_the_bits_of_the_source(tree, num_processes, data):
     source = data.draw(st.integers(0, num_processes - 1))
     others = abstract(tree)
 
@@ -115,7 +115,7 @@ def of_source(process, source, tree):
 
 
 @given(trees(), st.integers(1, 4), st.data())
-def test_none_stands_for_the_tree_of_the_source(tree, num_processes, data):
+def test_none_on_receivers_takes_the_tree_of_the_source(tree, num_processes, data):
     """On some of the others; the rest give a tree."""
     source = data.draw(st.integers(0, num_processes - 1))
     receiving = data.draw(st.sets(st.integers(0, num_processes - 1))) - {source}
@@ -133,14 +133,14 @@ def test_none_stands_for_the_tree_of_the_source(tree, num_processes, data):
 def test_none_among_a_group_and_where_only_the_source_knows(size):
     tree = {"a": jnp.arange(size), "key": jax.random.key(5), "text": ("é" * size, b"", [])}
 
-    def go(coordinator):
-        if coordinator.process == 0:
+    def go(client):
+        if client.process == 0:
             return "not in the group"
-        is_mine = coordinator.process == 2
+        is_mine = client.process == 2
         options = {"processes": [1, 2, 3], "timeout_s": PATIENCE_S}
         mine = tree if is_mine else None
-        first = broadcast.on(coordinator, mine, source=2, **options)
-        second = broadcast.on(coordinator, mine, is_source=is_mine, name="again", **options)
+        first = broadcast.on(client, mine, source=2, **options)
+        second = broadcast.on(client, mine, is_source=is_mine, name="again", **options)
         assert bits_of(first) == bits_of(second)
         return first
 
@@ -182,7 +182,7 @@ class Pair(NamedTuple):
         ({"a": {(1, 2): 3}}, "['a'][(1, 2)]: the key is a tuple"),
     ],
 )
-def test_none_stands_for_no_tree_of_classes(tree, problem):
+def test_none_is_refused_for_a_tree_with_classes(tree, problem):
     source, *others = in_job(3, lambda p: of_source(p, 0, tree))
     assert type(source) is UsageError
     assert problem in str(source)
@@ -202,10 +202,10 @@ def test_two_sources_are_an_error_on_every_process():
 @example([False, True, False], 1)
 @example([True, False], LARGE)
 def test_the_source_need_not_be_known_to_the_others(flags, size):
-    def go(coordinator):
-        process = coordinator.process
+    def go(client):
+        process = client.process
         tree = {"a": np.full(size, process, np.uint8), "b": str(process)}
-        return broadcast.on(coordinator, tree, is_source=flags[process], timeout_s=PATIENCE_S)
+        return broadcast.on(client, tree, is_source=flags[process], timeout_s=PATIENCE_S)
 
     sources = tuple(process for process, flag in enumerate(flags) if flag)
     others = tuple(process for process, flag in enumerate(flags) if not flag)
@@ -221,11 +221,11 @@ def test_the_source_need_not_be_known_to_the_others(flags, size):
 
 
 def test_after_wrong_sources_the_next_call_is_one_call_again():
-    def go(coordinator):
+    def go(client):
         with pytest.raises(DivergenceError, match=r"processes 0-1: is_source=True"):
-            broadcast.on(coordinator, 1, is_source=True, timeout_s=PATIENCE_S)
-        mine = coordinator.process == 1
-        return broadcast.on(coordinator, coordinator.process, is_source=mine, timeout_s=PATIENCE_S)
+            broadcast.on(client, 1, is_source=True, timeout_s=PATIENCE_S)
+        mine = client.process == 1
+        return broadcast.on(client, client.process, is_source=mine, timeout_s=PATIENCE_S)
 
     assert run_all(LocalJob(2), go) == [1, 1]
 
@@ -235,20 +235,20 @@ def test_is_source_is_given_on_all_and_is_true_or_false():
         broadcast(1, is_source=1)
     assert broadcast(1, is_source=True) == 1
 
-    def go(coordinator):
-        flag = None if coordinator.process else True
-        return broadcast.on(coordinator, 1, is_source=flag, timeout_s=PATIENCE_S)
+    def go(client):
+        flag = None if client.process else True
+        return broadcast.on(client, 1, is_source=flag, timeout_s=PATIENCE_S)
 
     assert [type(result) for result in run_all(LocalJob(2), go)] == [DivergenceError] * 2
 
 
 def test_two_places_are_an_error_unless_a_name_says_that_they_are_one():
     def go(name):
-        def at(coordinator):
+        def at(client):
             options = {"name": name, "timeout_s": PATIENCE_S}
-            if coordinator.process:
-                return broadcast.on(coordinator, 1, **options)
-            return broadcast.on(coordinator, 2, **options)
+            if client.process:
+                return broadcast.on(client, 1, **options)
+            return broadcast.on(client, 2, **options)
 
         return run_all(LocalJob(2), at)
 
@@ -259,7 +259,7 @@ def test_two_places_are_an_error_unless_a_name_says_that_they_are_one():
 def test_the_source_must_be_a_process():
     for wrong, error in ((2, UsageError), (-1, UsageError), (True, UsageTypeError)):
         with pytest.raises(error, match=f"broadcast: source={wrong}"):
-            broadcast.on(LocalJob(2).coordinators[0], 1, wrong)
+            broadcast.on(LocalJob(2).clients[0], 1, wrong)
     for wrong in (1.0, "0", None):
         with pytest.raises(UsageTypeError, match="must be the index of a process"):
             broadcast(1, wrong)
@@ -281,13 +281,13 @@ def test_wrong_arguments_are_refused(options, error):
         broadcast(1, **options)
 
 
-def test_what_does_not_travel_fails_where_it_is_before_anything_is_sent():
-    def go(coordinator):
-        tree = object() if coordinator.process else 1
+def test_unsupported_value_raises_on_its_process_before_anything_is_sent():
+    def go(client):
+        tree = object() if client.process else 1
         try:
-            return broadcast.on(coordinator, tree, timeout_s=PATIENCE_S)
+            return broadcast.on(client, tree, timeout_s=PATIENCE_S)
         except UsageError:
-            coordinator.report("failed", "a traceback")
+            client.report("failed", "a traceback")
             raise
 
     results = run_all(LocalJob(2), go)
@@ -308,9 +308,9 @@ def test_nothing_is_compiled_under_any_mesh_or_guard():
             del told[:]
             results = in_job(2, lambda _: tree)
             alone = broadcast(tree)
-            found = list(told)
+            events = list(told)
     finally:
         jax.monitoring.clear_event_listeners()
     assert [bits_of(result) for result in results] == [bits_of(alone)] * 2
     assert bits_of(alone["key"]) == bits_of(key)
-    assert not [name for name in found if "compile" in name]
+    assert not [name for name in events if "compile" in name]

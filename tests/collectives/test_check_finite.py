@@ -63,7 +63,7 @@ def where(request, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_finds_what_numpy_finds_in_every_dtype(dtype, where):
+def test_check_finite_agrees_with_numpy_in_every_dtype(dtype, where):
     is_float = jnp.issubdtype(dtype, jnp.inexact)
 
     @settings(max_examples=5)
@@ -149,10 +149,10 @@ def test_a_nan_at_a_random_place_is_found_200_times_of_200(where, monkeypatch):
         tree = [placed(value, spec) for value in values]
         tree[leaf] = replicas(values[leaf], spec, change)
 
-        def go(coordinator, tree=tree, number=number):
-            shared.own(coordinator.process)
-            with step.on(coordinator, number):
-                check_finite.on(coordinator, tree, timeout_s=PATIENCE_S)
+        def go(client, tree=tree, number=number):
+            shared.own(client.process)
+            with step.on(client, number):
+                check_finite.on(client, tree, timeout_s=PATIENCE_S)
 
         errors = run_all(job, go)
         assert len({str(error).partition("): ")[2] for error in errors}) == 1
@@ -198,18 +198,18 @@ def test_one_replica_that_is_not_finite_is_counted_and_named():
 
 
 def test_values_of_each_process_name_the_first_process():
-    def go(coordinator):
-        value = np.array([0.0, np.nan if coordinator.process else 0.0])
-        check_finite.on(coordinator, {"x": value}, timeout_s=PATIENCE_S)
+    def go(client):
+        value = np.array([0.0, np.nan if client.process else 0.0])
+        check_finite.on(client, {"x": value}, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(3), go):
         assert (error.process, error.device, error.counts["nan"]) == (1, None, 1)
 
 
 def test_the_processes_must_make_the_same_call():
-    def go(coordinator):
-        me = coordinator.process
-        check_finite.on(coordinator, np.zeros(3 + me), name="x", timeout_s=PATIENCE_S)
+    def go(client):
+        me = client.process
+        check_finite.on(client, np.zeros(3 + me), name="x", timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), go):
         assert isinstance(error, DivergenceError)
@@ -268,8 +268,10 @@ def test_devices_cannot_check_while_a_function_is_traced(check, transform, monke
 
 def test_good_values_send_nothing(monkeypatch):
     sent = []
-    real = module.meet
-    monkeypatch.setattr(module, "meet", lambda *given: sent.append(given[2]) or real(*given))
+    real = module.meet_callers
+    monkeypatch.setattr(
+        module, "meet_callers", lambda *given: sent.append(given[2]) or real(*given)
+    )
     check_finite({"w": np.zeros(8), "n": 3})
     assert sent == [b""]
 
@@ -280,19 +282,19 @@ def test_layouts_that_differ_are_named_as_such(check, layouts, monkeypatch):
     """Also where an array of several processes stands beside one of the host."""
     value = placed(np.zeros(SHAPE, np.float32), ("a",))
     shared = Shared(monkeypatch, [0] * 4 + [1] * 4)
-    for one in CHECKS:
-        monkeypatch.setattr(one, "layout_text", lambda *_: layouts[shared._here.process])
+    for checked in CHECKS:
+        monkeypatch.setattr(checked, "layout_text", lambda *_: layouts[shared._here.process])
     monkeypatch.setattr(
         same, "parts_of", lambda *_: [same.Compared(layouts[shared._here.process], [], "")]
     )
 
-    def go(coordinator):
-        shared.own(coordinator.process)
-        check.on(coordinator, {"w": value}, name="x", timeout_s=PATIENCE_S)
+    def go(client):
+        shared.own(client.process)
+        check.on(client, {"w": value}, name="x", timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), go):
         assert (error.difference.what, error.difference.path) == ("layout", "['w']")
         assert " different layouts\n" in str(error)
         assert str(error).endswith(f"{check.__name__} needs the same layouts on every process.")
-        sides = {one.layout: one.shape for one in error.difference.sides}
+        sides = {side.layout: side.shape for side in error.difference.sides}
         assert sides == dict.fromkeys(layouts, SHAPE)

@@ -91,9 +91,9 @@ def test_a_flipped_bit_is_found_200_times_of_200(where, monkeypatch):
         bad = replicas(np.asarray(good[leaf]), spec, (device, flipped(item, bit)))
         tree = [*good[:leaf], bad, *good[leaf + 1 :]]
 
-        def go(coordinator, tree=tree):
-            shared.own(coordinator.process)
-            check_replicas.on(coordinator, tree, timeout_s=PATIENCE_S)
+        def go(client, tree=tree):
+            shared.own(client.process)
+            check_replicas.on(client, tree, timeout_s=PATIENCE_S)
 
         errors = run_all(jobs[is_shared], go)
         for error in errors:
@@ -148,7 +148,7 @@ def test_the_odd_device_is_named_by_majority_or_both_sides(spec, device, shown):
     assert "check_vma=False" in more
 
 
-def test_more_versions_than_two():
+def test_three_versions_of_replicas_are_reported():
     value = np.zeros(SHAPE, np.float32)
     pieces = [replicas(value, (), (n, lambda piece, n=n: piece.fill(n % 3))) for n in range(8)]
     own = [array.addressable_shards[n].data for n, array in enumerate(pieces)]
@@ -196,7 +196,7 @@ def test_keys_scalars_and_empty_arrays(where):
         check_replicas([replicas(np.float32(3), (), (6, lambda piece: piece.fill(4)))])
     words = np.asarray(jax.random.key_data(keys))
     others = replicas(words, ("a",), (6, flipped(1, 4)))
-    data = [jax.random.wrap_key_data(one.data) for one in others.addressable_shards]
+    data = [jax.random.wrap_key_data(shard.data) for shard in others.addressable_shards]
     bad = jax.make_array_from_single_device_arrays((8,), sharding(("a",)), data)
     with pytest.raises(
         DivergenceError, match=r"at \[6, 1\], in the value: key<threefry2x32>\[8\]:"
@@ -205,10 +205,10 @@ def test_keys_scalars_and_empty_arrays(where):
 
 
 def test_each_process_compares_a_local_array_with_itself():
-    def go(coordinator):
-        value = np.full(SHAPE, coordinator.process, np.float32)
-        change = (5, flipped(0, 3)) if coordinator.process == 1 else None
-        check_replicas.on(coordinator, {"w": replicas(value, (), change)}, timeout_s=PATIENCE_S)
+    def go(client):
+        value = np.full(SHAPE, client.process, np.float32)
+        change = (5, flipped(0, 3)) if client.process == 1 else None
+        check_replicas.on(client, {"w": replicas(value, (), change)}, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(3), go):
         assert {*error.sides.values()} == {(1,)}
@@ -223,34 +223,34 @@ def test_devices_of_other_processes_are_not_compared(monkeypatch):
 
     def numbered(leaf, array):
         return [
-            one._replace(
-                holders=tuple(h._replace(process=processes[h.device]) for h in one.holders)
+            shard._replace(
+                holders=tuple(h._replace(process=processes[h.device]) for h in shard.holders)
             )
-            for one in real(leaf, array)
+            for shard in real(leaf, array)
         ]
 
     monkeypatch.setattr(module, "shards_here", numbered)
     bad = replicas(np.zeros(SHAPE, np.float32), (), (3, flipped(0, 3)))
 
-    def go(coordinator):
-        shared.own(coordinator.process)
+    def go(client):
+        shared.own(client.process)
         monkeypatch.setattr(jax, "process_index", lambda: shared._here.process)
-        if coordinator.process != 1:
-            check_replicas.on(coordinator, bad, processes=[0, 2], timeout_s=PATIENCE_S)
-            check_replicas.on(coordinator, [bad], processes=[0, 2], timeout_s=PATIENCE_S)
+        if client.process != 1:
+            check_replicas.on(client, bad, processes=[0, 2], timeout_s=PATIENCE_S)
+            check_replicas.on(client, [bad], processes=[0, 2], timeout_s=PATIENCE_S)
 
     assert run_all(LocalJob(3), go) == [None] * 3
 
 
 def test_a_process_sends_16_bytes(monkeypatch):
     sent = []
-    real = module.meet
+    real = module.meet_callers
 
     def meet(*given, payload, **more):
         sent.append(payload)
         return real(*given, payload=payload, **more)
 
-    monkeypatch.setattr(module, "meet", meet)
+    monkeypatch.setattr(module, "meet_callers", meet)
     check_replicas({f"{n}": replicas(np.ones(SHAPE, "f4"), ()) for n in range(40)})
     assert [len(payload) for payload in sent] == [16]
 

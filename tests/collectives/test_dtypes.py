@@ -64,8 +64,8 @@ def test_the_lists_are_equal():
     for dtype in ALL:
         if dtype.subdtype:
             continue  # an array has no such dtype: its dims are the array's
-        found = leaf_of("x", np.ndarray((2,), dtype))
-        assert isinstance(found, LeafSpec) == is_stored(dtype), (dtype, found)
+        leaf = leaf_of("x", np.ndarray((2,), dtype))
+        assert isinstance(leaf, LeafSpec) == is_stored(dtype), (dtype, leaf)
 
 
 @pytest.mark.parametrize("dtype", TAKEN, ids=str)
@@ -74,12 +74,12 @@ def test_every_dtype_arrives_bit_for_bit(dtype, shape):
     array = some(dtype, shape)
     given = {"a": array, "b": array.T, "c": array[::-1] if shape else array}
 
-    def run(coordinator):
+    def run(client):
         options = {"timeout_s": PATIENCE_S, "name": "x"}
-        assert_same.on(coordinator, given, **options)
-        sent = broadcast.on(coordinator, given, 0, **options)
-        many = allgather.on(coordinator, given, **options)
-        tiled = allgather.on(coordinator, given, tiled=True, **options)
+        assert_same.on(client, given, **options)
+        sent = broadcast.on(client, given, 0, **options)
+        many = allgather.on(client, given, **options)
+        tiled = allgather.on(client, given, tiled=True, **options)
         return sent, many, tiled
 
     for sent, many, tiled in run_all(LocalJob(2), run):
@@ -97,12 +97,12 @@ def test_every_dtype_arrives_bit_for_bit(dtype, shape):
 def test_a_difference_in_the_last_item_is_found(dtype):
     array = some(dtype, (2, 3))
 
-    def run(coordinator):
+    def run(client):
         own = array.copy()
-        if coordinator.process:
+        if client.process:
             raw = own.reshape(-1).view(np.uint8)
             raw[-dtype.itemsize if dtype.byteorder != ">" else -1] ^= 1
-        assert_same.on(coordinator, {"w": own}, timeout_s=PATIENCE_S)
+        assert_same.on(client, {"w": own}, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), run):
         assert isinstance(error, DivergenceError), error
@@ -120,9 +120,9 @@ def test_a_difference_in_the_last_item_is_found(dtype):
     ids=repr,
 )  # fmt: skip
 def test_scalars_are_the_same_again(value):
-    def run(coordinator):
-        assert_same.on(coordinator, [value], timeout_s=PATIENCE_S)
-        return broadcast.on(coordinator, [value], timeout_s=PATIENCE_S)
+    def run(client):
+        assert_same.on(client, [value], timeout_s=PATIENCE_S)
+        return broadcast.on(client, [value], timeout_s=PATIENCE_S)
 
     for (back,) in run_all(LocalJob(2), run):
         assert type(back) is type(value)
@@ -135,9 +135,9 @@ def test_scalars_are_the_same_again(value):
 def test_large_text_is_streamed():
     text = np.array(["é" * 40, "b"] * 4000)
 
-    def run(coordinator):
-        sent = broadcast.on(coordinator, text, timeout_s=PATIENCE_S)
-        return sent, allgather.on(coordinator, text, tiled=True, timeout_s=PATIENCE_S)
+    def run(client):
+        sent = broadcast.on(client, text, timeout_s=PATIENCE_S)
+        return sent, allgather.on(client, text, tiled=True, timeout_s=PATIENCE_S)
 
     for sent, gathered in run_all(LocalJob(2), run):
         np.testing.assert_array_equal(sent, text)
@@ -145,9 +145,9 @@ def test_large_text_is_streamed():
 
 
 def test_texts_of_several_widths_are_named_by_their_width():
-    def run(coordinator):
-        names = np.array(["a", "bc" * (1 + coordinator.process)])
-        allgather.on(coordinator, {"host": names}, timeout_s=PATIENCE_S)
+    def run(client):
+        names = np.array(["a", "bc" * (1 + client.process)])
+        allgather.on(client, {"host": names}, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), run):
         assert isinstance(error, DivergenceError)
@@ -157,23 +157,23 @@ def test_texts_of_several_widths_are_named_by_their_width():
 
 
 def test_lists_of_several_lengths_are_one_leaf_of_text():
-    def run(coordinator):
-        names = ["a", "b"][: 1 + coordinator.process]
+    def run(client):
+        names = ["a", "b"][: 1 + client.process]
         with pytest.raises(DivergenceError) as caught:
-            allgather.on(coordinator, {"hosts": names}, name="1", timeout_s=PATIENCE_S)
-        texts = allgather.on(coordinator, json.dumps(names), name="2", timeout_s=PATIENCE_S)
+            allgather.on(client, {"hosts": names}, name="1", timeout_s=PATIENCE_S)
+        texts = allgather.on(client, json.dumps(names), name="2", timeout_s=PATIENCE_S)
         return str(caught.value), [json.loads(text) for text in texts]
 
-    for message, found in run_all(LocalJob(2), run):
+    for message, texts in run_all(LocalJob(2), run):
         assert "['hosts'][1]: str" in message
         assert "is one leaf: an array with tiled=True, or text by json.dumps(…)" in message
-        assert found == [["a"], ["a", "b"]]
+        assert texts == [["a"], ["a", "b"]]
 
 
 def test_texts_that_print_alike_are_shown_with_their_bits_and_long_ones_in_few_words():
-    def run(coordinator):
-        texts = np.array(["x" * 5000 + "ab"[coordinator.process]])
-        assert_same.on(coordinator, texts, timeout_s=PATIENCE_S)
+    def run(client):
+        texts = np.array(["x" * 5000 + "ab"[client.process]])
+        assert_same.on(client, texts, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), run):
         assert isinstance(error, DivergenceError)
@@ -193,7 +193,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_has_the_same_reason_everywhere(case, tmp_path):
+def test_unsupported_dtypes_are_refused_with_the_same_reason_everywhere(case, tmp_path):
     value, words = REFUSED[case]
     calls = [
         lambda tree: shoal.save(tmp_path / "one", tree),

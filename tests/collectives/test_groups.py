@@ -1,4 +1,4 @@
-"""Values between some of the processes of a job: those that a call names, and nobody else."""
+"""Values between some of the processes of a job: only those that a call names."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LARGE = 300_000  # bytes: more than travel with a call
 
 @pytest.fixture(params=["host memory", "coordinator"])
 def way(request, monkeypatch):
-    """Go through the memory of the host, or without it through the meeting place."""
-    monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if request.param == "host memory" else "0")
+    """Go through the memory of the host, or without it through the coordinator."""
+    monkeypatch.setenv("SHOAL_SHARED_MEMORY", "1" if request.param == "host memory" else "0")
     monkeypatch.setattr(stream, "_ROUND_BYTES", 1 << 16)
     monkeypatch.setattr(windows, "_PIECE_BYTES", 1 << 16)
 
@@ -34,29 +34,29 @@ def value_of(process, num_bytes=LARGE):
     return np.random.default_rng([process, num_bytes]).integers(0, 256, num_bytes, dtype=np.uint8)
 
 
-def works_among(coordinator, group):
+def works_among(client, group):
     """Try all that sends values among a group; return what is true of it."""
     options = {"processes": group, "timeout_s": PATIENCE_S}
-    me, members = coordinator.process, sorted(group)
+    me, members = client.process, sorted(group)
     for num_bytes in (10, LARGE):
         own = value_of(me, num_bytes)
         for source in members:
-            came = broadcast.on(coordinator, own, source, **options)
+            came = broadcast.on(client, own, source, **options)
             assert np.array_equal(came, value_of(source, num_bytes))
         rows = [value_of(p, num_bytes) for p in members]
-        found = allgather.on(coordinator, {"w": own, "who": f"process {me}"}, **options)
-        assert np.array_equal(found["w"], rows)
-        assert found["who"] == [f"process {p}" for p in members]
-        long = allgather.on(coordinator, own[: len(own) - me], tiled=True, **options)
+        gathered = allgather.on(client, {"w": own, "who": f"process {me}"}, **options)
+        assert np.array_equal(gathered["w"], rows)
+        assert gathered["who"] == [f"process {p}" for p in members]
+        long = allgather.on(client, own[: len(own) - me], tiled=True, **options)
         cut = [row[: len(row) - p] for row, p in zip(rows, members, strict=True)]
         assert np.array_equal(long, np.concatenate(cut))
         for to in members:
-            found = allgather.on(coordinator, own, to=to, **options)
-            assert (found is None) == (me != to)
-            assert found is None or np.array_equal(found, rows)
-        assert_same.on(coordinator, {"w": rows, "who": members}, **options)
+            gathered = allgather.on(client, own, to=to, **options)
+            assert (gathered is None) == (me != to)
+            assert gathered is None or np.array_equal(gathered, rows)
+        assert_same.on(client, {"w": rows, "who": members}, **options)
         with pytest.raises(DivergenceError) as told:
-            assert_same.on(coordinator, np.arange(9) * (me != members[0]), **options)
+            assert_same.on(client, np.arange(9) * (me != members[0]), **options)
         assert told.value.sides == {"[1] = 0": (members[0],), "[1] = 1": (*members[1:],)}
     return members
 
@@ -64,21 +64,21 @@ def works_among(coordinator, group):
 def test_groups_work_at_the_same_time(way):
     groups = {0: [2, 0], 1: [1, 3, 4], 2: [0, 2], 3: [4, 3, 1], 4: (1, 3, 4)}
 
-    def go(coordinator):
-        found = works_among(coordinator, groups[coordinator.process])
-        works_among(coordinator, range(5))
-        return found
+    def go(client):
+        members = works_among(client, groups[client.process])
+        works_among(client, range(5))
+        return members
 
     assert run_all(LocalJob(5), go) == [sorted(groups[p]) for p in range(5)]
 
 
 def test_a_process_alone_is_a_group():
-    def go(coordinator):
-        me = coordinator.process
+    def go(client):
+        me = client.process
         options = {"processes": [me], "timeout_s": PATIENCE_S}
-        assert broadcast.on(coordinator, me, me, **options) == me
-        assert_same.on(coordinator, me, **options)
-        return allgather.on(coordinator, {"x": np.float32(me)}, **options)["x"].tolist()
+        assert broadcast.on(client, me, me, **options) == me
+        assert_same.on(client, me, **options)
+        return allgather.on(client, {"x": np.float32(me)}, **options)["x"].tolist()
 
     assert run_all(LocalJob(3), go) == [[0.0], [1.0], [2.0]]
 
@@ -87,14 +87,14 @@ def test_a_process_alone_is_a_group():
 def test_survivors_go_on(victim, way):
     job = LocalJob(4)
 
-    def go(coordinator):
-        works_among(coordinator, range(4))  # what is known of all must not be taken for the group's
-        if coordinator.process == victim:
+    def go(client):
+        works_among(client, range(4))  # what is known of all must not be taken for the group's
+        if client.process == victim:
             return job.lose(victim)
         with pytest.raises(ProcessLostError):
-            broadcast.on(coordinator, value_of(0), victim, timeout_s=PATIENCE_S)
-        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
-        return works_among(coordinator, alive)
+            broadcast.on(client, value_of(0), victim, timeout_s=PATIENCE_S)
+        alive = live_processes.on(client, timeout_s=PATIENCE_S)
+        return works_among(client, alive)
 
     alive = [p for p in range(4) if p != victim]
     assert run_all(job, go) == [None if p == victim else alive for p in range(4)]
@@ -115,29 +115,29 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_all_processes_by_number_are_all_of_the_job(call):
-    def go(coordinator):
-        which = [None, (0, 1, 2), {2, 1, 0}][coordinator.process]
-        return call(coordinator, processes=which, timeout_s=PATIENCE_S)
+    def go(client):
+        which = [None, (0, 1, 2), {2, 1, 0}][client.process]
+        return call(client, processes=which, timeout_s=PATIENCE_S)
 
-    assert not any(isinstance(found, Exception) for found in run_all(LocalJob(3), go))
+    assert not any(isinstance(result, Exception) for result in run_all(LocalJob(3), go))
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("groups", [([0, 1], None), ([0, 1], [1, 2])])
-def test_processes_that_name_other_groups_are_told(call, groups):
+def test_processes_that_pass_different_groups_raise_divergence(call, groups):
     """Process 0 waits for 1 where 1 does not come; the circle closes when 2 waits for 0."""
     closing = [0, 2] if groups[1] else None
 
-    def go(coordinator):
-        which = (*groups, closing)[coordinator.process]
-        return call(coordinator, processes=which, timeout_s=PATIENCE_S)
+    def go(client):
+        which = (*groups, closing)[client.process]
+        return call(client, processes=which, timeout_s=PATIENCE_S)
 
-    found = run_all(LocalJob(3), go)
-    assert [type(error) for error in found[:2]] == [DivergenceError] * 2
-    assert re.search(r": processes gave \w+( 'x')? different groups\n", str(found[0]))
-    assert "    process 0: processes=[0, 1]\n" in str(found[0])
-    assert str(found[0]).endswith("Every process of a group must pass the same processes=.")
-    assert found[0].difference.what == "group"
+    results = run_all(LocalJob(3), go)
+    assert [type(error) for error in results[:2]] == [DivergenceError] * 2
+    assert re.search(r": processes gave \w+( 'x')? different groups\n", str(results[0]))
+    assert "    process 0: processes=[0, 1]\n" in str(results[0])
+    assert str(results[0]).endswith("Every process of a group must pass the same processes=.")
+    assert results[0].difference.what == "group"
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -153,16 +153,16 @@ def test_processes_that_name_other_groups_are_told(call, groups):
         ("01", UsageTypeError, "must be a list of process indices"),
     ],
 )
-def test_what_is_no_group_is_refused(call, processes, kind, told):
+def test_invalid_groups_are_refused(call, processes, kind, told):
     with pytest.raises(kind, match=told):
-        call(LocalJob(3).coordinators[0], processes=processes)
+        call(LocalJob(3).clients[0], processes=processes)
 
 
-def test_who_gives_and_who_gets_must_be_in_the_group():
-    first = LocalJob(3).coordinators[0]
+def test_source_and_receiver_must_be_in_the_group():
+    first = LocalJob(3).clients[0]
     with pytest.raises(UsageError, match=r"source=2 is not among the processes \[0, 1\]"):
         broadcast.on(first, 1, 2, processes=[0, 1])
-    second = LocalJob(3).coordinators[1]
+    second = LocalJob(3).clients[1]
     with pytest.raises(UsageError, match=r"source=0 is not among the processes \[1, 2\]"):
         broadcast.on(second, 1, processes=[2, 1])
     with pytest.raises(UsageError, match=r"to=2 is not among the processes \[0, 1\]"):

@@ -22,23 +22,23 @@ class Mishap(Exception):
     """What the code of one process raises."""
 
 
-def block_in(coordinator, processes=None, timeout_s=PATIENCE_S):
-    return LiveBlock(coordinator, "the block", processes, timeout_s=timeout_s)
+def block_in(client, processes=None, timeout_s=PATIENCE_S):
+    return LiveBlock(client, "the block", processes, timeout_s=timeout_s)
 
 
 @given(st.lists(st.sampled_from(["ends", "raises", "dies"]), min_size=1, max_size=4))
 @example(["ends", "raises"])
 @example(["ends", "dies", "raises"])
-def test_all_that_live_leave_it_in_one_way(fates):
+def test_live_processes_leave_the_block_with_the_same_outcome(fates):
     job = LocalJob(len(fates))
-    everybody = tuple(range(len(fates)))
+    everyone = tuple(range(len(fates)))
 
-    def go(coordinator):
-        fate = fates[coordinator.process]
-        with block_in(coordinator) as living:
-            assert living == everybody
+    def go(client):
+        fate = fates[client.process]
+        with block_in(client) as living:
+            assert living == everyone
             if fate == "dies":
-                job.lose(coordinator.process, "killed")
+                job.lose(client.process, "killed")
             if fate == "raises":
                 raise Mishap("by itself")
         return "well"
@@ -62,34 +62,34 @@ def test_all_that_live_leave_it_in_one_way(fates):
             assert result == "well"
 
 
-def test_one_that_waits_inside_for_one_that_has_raised_comes_too():
-    def go(coordinator):
-        with block_in(coordinator):
-            if coordinator.process == 0:
+def test_process_that_waits_inside_leaves_the_block_when_another_raised():
+    def go(client):
+        with block_in(client):
+            if client.process == 0:
                 raise Mishap("before the barrier")
-            barrier.on(coordinator, "inside", timeout_s=PATIENCE_S)
+            barrier.on(client, "inside", timeout_s=PATIENCE_S)
 
-    def twice(coordinator):
+    def twice(client):
         for _ in range(2):
             with pytest.raises((Mishap, DivergenceError, PeerFailedError)):
-                go(coordinator)
-        with block_in(coordinator) as living:  # and the next block is one block again
+                go(client)
+        with block_in(client) as living:  # and the next block is one block again
             return living
 
     assert run_all(LocalJob(3), twice) == [(0, 1, 2)] * 3
 
 
-def test_one_that_dies_between_the_two_meetings_of_the_end_is_lost():
+def test_process_lost_between_the_two_synchronizations_at_the_end_is_reported():
     job = LocalJob(3)
 
-    def go(coordinator):
-        if coordinator.process == 1:
-            living = block_in(coordinator).__enter__()
-            alive = live_processes.on(coordinator, processes=living, timeout_s=PATIENCE_S)
+    def go(client):
+        if client.process == 1:
+            living = block_in(client).__enter__()
+            alive = live_processes.on(client, processes=living, timeout_s=PATIENCE_S)
             assert alive == (0, 1, 2)
             job.lose(1, "killed")
         else:
-            with block_in(coordinator):
+            with block_in(client):
                 pass
 
     first, _, last = run_all(job, go)
@@ -99,29 +99,29 @@ def test_one_that_dies_between_the_two_meetings_of_the_end_is_lost():
         assert "process 1 died or left inside" in str(error)
 
 
-def test_who_died_before_is_not_in_it_and_who_was_not_asked_about_is_not_looked_at():
+def test_live_block_excludes_dead_processes_and_ignores_those_outside_it():
     job = LocalJob(4)
     job.lose(1, "killed")
 
-    def go(coordinator):
-        if coordinator.process not in (0, 2):
+    def go(client):
+        if client.process not in (0, 2):
             return None
-        with block_in(coordinator, iter([2, 0, 1])) as living:
-            barrier.on(coordinator, "a", processes=living, timeout_s=PATIENCE_S)
-            if coordinator.process == 0:
+        with block_in(client, iter([2, 0, 1])) as living:
+            barrier.on(client, "a", processes=living, timeout_s=PATIENCE_S)
+            if client.process == 0:
                 job.lose(3, "killed, and of no concern here")
             return living
 
     assert run_all(job, go) == [(0, 2), None, (0, 2), None]
 
 
-def test_one_that_lives_and_does_not_come_is_a_deadline():
+def test_living_process_that_does_not_leave_the_block_causes_a_deadline():
     job = LocalJob(2)
 
-    def go(coordinator):
-        block = block_in(coordinator, timeout_s=0.2 if coordinator.process else PATIENCE_S)
+    def go(client):
+        block = block_in(client, timeout_s=0.2 if client.process else PATIENCE_S)
         living = block.__enter__()
-        if coordinator.process:
+        if client.process:
             block.__exit__(None, None, None)
         return living
 
@@ -130,9 +130,9 @@ def test_one_that_lives_and_does_not_come_is_a_deadline():
 
 def test_a_wrong_deadline_is_refused():
     with pytest.raises(UsageTypeError, match="the block: timeout_s='1' must be a number"):
-        block_in(LocalJob(1).coordinators[0], timeout_s="1")
+        block_in(LocalJob(1).clients[0], timeout_s="1")
     with (
         pytest.raises(UsageError, match="timeout_s"),
-        block_in(LocalJob(1).coordinators[0], timeout_s=-1),
+        block_in(LocalJob(1).clients[0], timeout_s=-1),
     ):
         pytest.fail("entered")

@@ -20,8 +20,8 @@ from shoal.runtime.rules.point import Departure
 NEVER = 99
 
 
-def live_in(coordinator, **more):
-    return live_processes.on(coordinator, **{"timeout_s": PATIENCE_S, **more})
+def live_in(client, **more):
+    return live_processes.on(client, **{"timeout_s": PATIENCE_S, **more})
 
 
 def test_alone():
@@ -36,37 +36,37 @@ def test_alone():
 def test_each_call_returns_exactly_those_that_are_left(dies_at, how, waits_first):
     job = LocalJob(len(dies_at))
 
-    def go_on(coordinator):
-        process, results = coordinator.process, []
+    def go_on(client):
+        process, results = client.process, []
         for turn in range(3):
             if dies_at[process] == turn:
                 job.depart(process, Departure("as the test wants it", how))
                 return results
             if waits_first:
                 try:
-                    barrier.on(coordinator, f"turn {turn}", timeout_s=PATIENCE_S)
-                except Exception as error:  # noqa: BLE001 - somebody is gone, or came from live
+                    barrier.on(client, f"turn {turn}", timeout_s=PATIENCE_S)
+                except Exception as error:  # noqa: BLE001 - a process is gone, or came from live
                     assert not isinstance(error, DeadlineError)  # noqa: PT017
-            results.append(live_in(coordinator))
+            results.append(live_in(client))
         return results
 
-    everybody = range(len(dies_at))
-    expected = [tuple(p for p in everybody if dies_at[p] > turn) for turn in range(3)]
+    everyone = range(len(dies_at))
+    expected = [tuple(p for p in everyone if dies_at[p] > turn) for turn in range(3)]
     for process, results in enumerate(run_all(job, go_on)):
         assert results == expected[: min(dies_at[process], 3)]
 
 
 @given(st.integers(2, 5), st.data())
-def test_who_dies_while_others_wait_is_not_waited_for(processes, data):
+def test_process_lost_while_others_wait_is_not_waited_for(processes, data):
     order = data.draw(st.permutations(range(processes)))
     killer, *victims = order[: data.draw(st.integers(1, processes))]
     job = LocalJob(processes)
 
-    def go(coordinator):
-        if coordinator.process == killer:
+    def go(client):
+        if client.process == killer:
             for victim in victims:  # some wait already, some have yet to come
                 job.lose(victim, "killed")
-        return live_in(coordinator)
+        return live_in(client)
 
     left = tuple(sorted(set(range(processes)) - set(victims)))
     for process, result in enumerate(run_all(job, go)):
@@ -80,56 +80,56 @@ def test_the_loss_is_known_afterwards_and_the_next_one_is_news():
     job = LocalJob(4)
     job.lose(3, "killed")
 
-    def first(coordinator):
-        if coordinator.process == 3:
+    def first(client):
+        if client.process == 3:
             return None
         with pytest.raises(ProcessLostError):
-            coordinator.check("step")
-        left = live_in(coordinator)
-        coordinator.check("step")
-        barrier.on(coordinator, "go on", processes=left, timeout_s=PATIENCE_S)
+            client.check("step")
+        left = live_in(client)
+        client.check("step")
+        barrier.on(client, "go on", processes=left, timeout_s=PATIENCE_S)
         return left
 
     assert run_all(job, first) == [(0, 1, 2)] * 3 + [None]
     job.lose(1, "killed too")
     for process in (0, 2):
         with pytest.raises(ProcessLostError) as caught:
-            job.coordinators[process].check("step")
+            job.clients[process].check("step")
         assert caught.value.lost[1].startswith("killed too; last at barrier 'go on' (tests/")
 
-    def second(coordinator):
-        return live_in(coordinator, processes=[2, 0, 1]) if coordinator.process in (0, 2) else None
+    def second(client):
+        return live_in(client, processes=[2, 0, 1]) if client.process in (0, 2) else None
 
     assert run_all(job, second) == [(0, 2), None, (0, 2), None]
 
 
-def test_nothing_is_said_of_those_who_were_not_asked_about():
+def test_losses_outside_the_group_are_not_acknowledged():
     job = LocalJob(4)
     job.lose(0, "killed")
 
-    def pair(coordinator):
-        return live_in(coordinator, processes=(3, 2)) if coordinator.process in (2, 3) else None
+    def pair(client):
+        return live_in(client, processes=(3, 2)) if client.process in (2, 3) else None
 
     assert run_all(job, pair)[2:] == [(2, 3)] * 2
     with pytest.raises(ProcessLostError):
-        job.coordinators[2].check("step")  # of process 0 it has not been told yet
+        job.clients[2].check("step")  # of process 0 it has not been told yet
 
 
 def test_a_living_one_that_does_not_come_is_a_deadline():
     job = LocalJob(3)
     job.lose(2, "killed")
     with pytest.raises(DeadlineError) as caught:
-        live_in(job.coordinators[0], timeout_s=0.05)
+        live_in(job.clients[0], timeout_s=0.05)
     assert caught.value.missing == (1,)
 
 
-def test_another_point_is_a_divergence_where_nobody_is_gone():
+def test_different_call_raises_divergence_when_no_process_is_lost():
     job = LocalJob(2)
 
-    def go(coordinator):
-        if coordinator.process:
-            return live_in(coordinator)
-        return barrier.on(coordinator, "live", timeout_s=PATIENCE_S)
+    def go(client):
+        if client.process:
+            return live_in(client)
+        return barrier.on(client, "live", timeout_s=PATIENCE_S)
 
     assert [type(result) for result in run_all(job, go)] == [DivergenceError] * 2
 
@@ -146,14 +146,14 @@ def test_another_point_is_a_divergence_where_nobody_is_gone():
 )
 def test_wrong_arguments_are_refused(arguments, told):
     with pytest.raises(UsageError, match=told):
-        live_processes.on(LocalJob(2).coordinators[0], **arguments)
+        live_processes.on(LocalJob(2).clients[0], **arguments)
     with pytest.raises(UsageTypeError):
-        live_processes.on(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})
+        live_processes.on(LocalJob(2).clients[0], **{**arguments, "lane": 3})
 
 
 @pytest.mark.parametrize("one", [0, "01", 1.5])
-def test_what_lists_no_processes_is_refused_in_words(one):
-    first = LocalJob(2).coordinators[0]
+def test_invalid_processes_argument_raises_type_error(one):
+    first = LocalJob(2).clients[0]
     for call, asked in ((live_processes.on, ()), (barrier.on, ("x",))):
         with pytest.raises(UsageTypeError, match=r"must be a list of process indices, such as \[0"):
             call(first, *asked, processes=one)

@@ -19,9 +19,9 @@ def compare(*functions, args=(X,), **options):
     """Let each process compare its function under jit; return what each got or raised."""
     job = LocalJob(len(functions), hosts=[f"h{i}" for i in range(len(functions))])
 
-    def go(coordinator):
-        jitted = jax.jit(functions[coordinator.process])
-        return assert_same_program.on(coordinator, jitted, *args, timeout_s=PATIENCE_S, **options)
+    def go(client):
+        jitted = jax.jit(functions[client.process])
+        return assert_same_program.on(client, jitted, *args, timeout_s=PATIENCE_S, **options)
 
     return run_all(job, go)
 
@@ -58,21 +58,21 @@ def test_a_constant_that_depends_on_the_process_is_found_and_shown():
     for process, error in enumerate(errors):
         assert type(error) is DivergenceError
         assert error.sides == errors[0].sides
-        first, call, found, *rows = str(error).splitlines()
+        first, call, location, *rows = str(error).splitlines()
         assert (
             first == f"process {process} of 3 (h{process}): processes compiled different programs"
         )
         assert call.startswith("  assert_same_program at ")
         assert "test_program.py:" in call
         line = "first difference, line 3 of the StableHLO text, after: func.func public @main"
-        assert line in found
+        assert line in location
         assert rows == [
             "    process 1: %cst = stablehlo.constant dense<2.000000e+00> : tensor<f32>",
             "    processes 0, 2: %cst = stablehlo.constant dense<1.000000e+00> : tensor<f32>",
             "Numbers of Python are compiled in: make them equal, or pass them as arguments.",
         ]
-        found = error.difference
-        assert (found.what, found.path) == ("program", "line 3 of the StableHLO text")
+        difference = error.difference
+        assert (difference.what, difference.path) == ("program", "line 3 of the StableHLO text")
 
 
 def test_a_long_constant_is_shown_where_it_differs():
@@ -86,16 +86,16 @@ def test_a_long_constant_is_shown_where_it_differs():
         assert "000080BF" in other  # -1.0, in the bytes that the text shows
 
 
-def test_more_operations_another_shape_and_versions_that_part_later():
+def test_programs_of_other_operations_and_shapes_diverge():
     for error in compare(times(2.0), lambda x: x * 2, lambda x: (x * 2).sum()):
         assert type(error) is DivergenceError
         assert sorted(error.sides.values()) == [(0,), (1,), (2,)]
     other = [jax.ShapeDtypeStruct((n,), np.float32) for n in (3, 4)]
 
-    def go(coordinator):
+    def go(client):
         jitted = jax.jit(jnp.sin)
-        shape = other[coordinator.process]
-        return assert_same_program.on(coordinator, jitted, shape, timeout_s=PATIENCE_S)
+        shape = other[client.process]
+        return assert_same_program.on(client, jitted, shape, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), go):
         assert "tensor<3xf32>" in str(error)
@@ -106,17 +106,17 @@ def test_a_name_declares_calls_to_be_one():
     job = LocalJob(2)
     jitted = jax.jit(times(2.0))
 
-    def go(coordinator, **name):
-        if coordinator.process:
-            return assert_same_program.on(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
-        return assert_same_program.on(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
+    def go(client, **name):
+        if client.process:
+            return assert_same_program.on(client, jitted, X, timeout_s=PATIENCE_S, **name)
+        return assert_same_program.on(client, jitted, X, timeout_s=PATIENCE_S, **name)
 
     assert [type(error) for error in run_all(job, go)] == [DivergenceError] * 2
     assert run_all(job, lambda c: go(c, name="train step")) == [None, None]
 
 
-def test_what_is_no_program_is_refused():
-    first = LocalJob(2).coordinators[0]
+def test_assert_same_program_refuses_functions_that_cannot_be_lowered():
+    first = LocalJob(2).clients[0]
     for wrong in (times(2.0), 3, "x"):
         with pytest.raises(UsageTypeError, match="cannot be lowered"):
             assert_same_program.on(first, wrong, X)

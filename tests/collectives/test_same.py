@@ -19,7 +19,7 @@ from shoal.collectives.versions import groups_of, version_rows
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.failures.comparison import Said
+from shoal.runtime.failures.comparison import ShownSide
 
 ASSERT_SAME = "return run_all(job, lambda c: assert_same.on(c, trees[c.process], **more))"
 
@@ -66,7 +66,7 @@ def copied(leaf):
 
 
 @given(trees(), trees(), st.data())
-def test_it_passes_exactly_where_all_bits_are_equal(tree, other, data):
+def test_assert_same_passes_exactly_if_all_bits_are_equal(tree, other, data):
     if data.draw(st.booleans()):  # the same tree with one leaf changed, as far as it can be
         leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda value: value is None)
         if leaves:
@@ -174,7 +174,7 @@ def test_the_first_difference_of_a_large_array_is_found(shape, at, order):
     assert shown == [f"process 0: {index}", f"process 1: {index}"]
 
 
-def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
+def test_different_trees_shapes_and_dtypes_are_reported_as_such():
     pairs = [
         ({"a": 1}, {"b": 1}, "tree", ""),
         ({"a": np.ones(3)}, {"a": np.ones(4)}, "shape", "['a']"),
@@ -218,10 +218,10 @@ def test_more_versions_than_a_message_shows_are_counted():
 def test_the_next_call_works_after_a_difference():
     job = LocalJob(3)
 
-    def go(coordinator):
-        for value in (1, coordinator.process, 2):
+    def go(client):
+        for value in (1, client.process, 2):
             try:
-                assert_same.on(coordinator, value, timeout_s=PATIENCE_S)
+                assert_same.on(client, value, timeout_s=PATIENCE_S)
                 yield None
             except DivergenceError as error:
                 yield error.sides
@@ -230,12 +230,12 @@ def test_the_next_call_works_after_a_difference():
     assert run_all(job, lambda c: list(go(c))) == [expected] * 3
 
 
-def test_a_value_that_changes_while_it_is_compared_hangs_nobody():
+def test_value_that_changes_during_the_comparison_raises_and_does_not_hang():
     class Restless:
         """A process whose value is put right after the digests have met."""
 
-        def __init__(self, coordinator, value):
-            self.value, self.rounds, self._to = value, 0, coordinator
+        def __init__(self, client, value):
+            self.value, self.rounds, self._to = value, 0, client
 
         def __getattr__(self, name):
             return getattr(self._to, name)
@@ -246,9 +246,9 @@ def test_a_value_that_changes_while_it_is_compared_hangs_nobody():
                 self.value[:] = 0
             return self._to.arrive(point, payload, timeout_s=timeout_s)
 
-    def go(coordinator):
-        value = np.full((1000,), coordinator.process)
-        return assert_same.on(Restless(coordinator, value), [value], timeout_s=PATIENCE_S)
+    def go(client):
+        value = np.full((1000,), client.process)
+        return assert_same.on(Restless(client, value), [value], timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), go):
         assert type(error) is DivergenceError
@@ -261,16 +261,16 @@ def test_holders_are_known_by_jaxs_numbers_of_processes():
     call = Call("assert_same", None, "a.py:1 (f)")
     told = {p: {"process": 2 - p, "digests": ["a"] if p == 1 else [f"{p}", "a"]} for p in range(3)}
 
-    def go(coordinator):
-        value = np.arange(4.0) * (coordinator.process + 1)
+    def go(client):
+        value = np.arange(4.0) * (client.process + 1)
         items = FlatItems((4,), value.dtype, [((0,), value)])
         part = SharedPart(leaf, whole, (1, 2), lambda: items)  # in JAX's numbers: our 0 and 1
         shared = [_Shared((1, 2), [part], (digest_of(items),))]
 
         def meet(payload):
-            return agree(coordinator, call, payload, timeout_s=PATIENCE_S)
+            return agree(client, call, payload, timeout_s=PATIENCE_S)
 
-        _judge(coordinator, call, shared, told, meet)
+        _judge(client, call, shared, told, meet)
 
     for error in run_all(LocalJob(3), go):
         assert error.sides == {"['w'][1] = 1.0": (0,), "['w'][1] = 2.0": (1,)}
@@ -283,13 +283,13 @@ def test_holders_are_known_by_jaxs_numbers_of_processes():
         ({"a": jax.ShapeDtypeStruct((2,), "f4")}, r"\['a'\]: stands for an array"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_at_once(tree, told):
+def test_assert_same_refuses_unsupported_leaves_at_once(tree, told):
     with pytest.raises(UsageError, match=told):
-        assert_same.on(LocalJob(2).coordinators[0], tree, timeout_s=PATIENCE_S)
+        assert_same.on(LocalJob(2).clients[0], tree, timeout_s=PATIENCE_S)
 
 
 def test_wrong_arguments_are_refused_and_the_deadline_holds():
-    first = LocalJob(2).coordinators[0]
+    first = LocalJob(2).clients[0]
     for arguments in ({"timeout_s": -1}, {"name": ""}, {"lane": ""}):
         with pytest.raises(UsageError):
             assert_same.on(first, 1, **arguments)
@@ -311,8 +311,8 @@ def test_groups_are_those_of_brute_force(versions):
 
 
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=8), st.integers(0, 3))
-def test_rows_have_different_texts_and_lose_nobody(shown, more):
+def test_version_rows_have_distinct_texts_and_keep_every_process(shown, more):
     groups = [[n] for n in range(len(shown) + more)]
-    rows = version_rows(shown, groups, Said(()))
+    rows = version_rows(shown, groups, ShownSide(()))
     assert len({row.said for row in rows}) == len(rows)
     assert sorted(p for row in rows for p in row.processes) == list(range(len(groups)))

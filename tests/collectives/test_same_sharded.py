@@ -39,7 +39,7 @@ def with_bad_replica(device, spec=()):
 
 
 @pytest.mark.parametrize("spec", [(), ("a",), (None, "b"), (None, ("b",)), ("a", "b")])
-def test_how_an_array_lies_on_this_process_does_not_count(spec):
+def test_local_placement_of_an_array_does_not_affect_the_comparison(spec):
     values = np.arange(24.0, dtype="f4").reshape(SHAPE)
     other = values.copy()
     other[1, 5] = -1
@@ -59,16 +59,16 @@ def test_how_an_array_lies_on_this_process_does_not_count(spec):
         (("a",), 3, "[1, 5]: device 2 holds 0.0 (0x00000000), device 3 holds 7.0 (0x40e00000)"),
     ],
 )
-def test_a_replica_that_differs_within_a_process_is_told_to_all(spec, device, shown):
+def test_replica_that_differs_within_a_process_raises_on_all(spec, device, shown):
     bad, good = with_bad_replica(device, spec), np.zeros(SHAPE, np.float32)
     assert bad.is_fully_replicated == (not spec)
     with pytest.raises(DivergenceError, match="replicas differ within a process") as caught:
         assert_same(bad)
     assert caught.value.sides == {shown: (0,)}
 
-    def go(coordinator):
-        tree = {"w": [good, bad, good][coordinator.process]}
-        return assert_same.on(coordinator, tree, timeout_s=PATIENCE_S)
+    def go(client):
+        tree = {"w": [good, bad, good][client.process]}
+        return assert_same.on(client, tree, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(3), go):
         assert type(error) is DivergenceError
@@ -78,10 +78,8 @@ def test_a_replica_that_differs_within_a_process_is_told_to_all(spec, device, sh
 def test_processes_whose_replicas_differ_alike_share_a_side():
     bad, good = with_bad_replica(5), np.zeros(SHAPE, np.float32)
 
-    def go(coordinator):
-        return assert_same.on(
-            coordinator, [bad, good, bad][coordinator.process], timeout_s=PATIENCE_S
-        )
+    def go(client):
+        return assert_same.on(client, [bad, good, bad][client.process], timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(3), go):
         assert list(error.sides.values()) == [(0, 2)]

@@ -56,7 +56,7 @@ def held(monkeypatch, mesh):
     array.is_done.set()
 
 
-def test_it_returns_after_what_was_issued(mesh, held):
+def test_sync_devices_returns_after_issued_work(mesh, held):
     threading.Timer(0.1, held.is_done.set).start()
     sync_devices(mesh, timeout_s=PATIENCE_S)
     assert held.is_ready()
@@ -124,7 +124,7 @@ def test_a_sum_that_is_not_the_size_is_an_error(mesh, monkeypatch):
         sync_devices(mesh)
 
 
-def test_what_is_no_mesh_or_no_name_is_refused(mesh):
+def test_sync_devices_refuses_invalid_arguments(mesh):
     with pytest.raises(UsageTypeError, match="must be a "):
         sync_devices("x")
     with pytest.raises(UsageTypeError, match="name=3"):
@@ -135,14 +135,14 @@ def test_what_is_no_mesh_or_no_name_is_refused(mesh):
         sync_devices(mesh, timeout_s=0)
 
 
-def test_a_process_without_a_device_in_the_mesh_is_told_so(mesh):
-    def go(coordinator):
+def test_process_without_a_device_in_the_mesh_raises_usage_error(mesh):
+    def go(client):
         try:
-            sync_devices.on(coordinator, mesh, timeout_s=PATIENCE_S)
+            sync_devices.on(client, mesh, timeout_s=PATIENCE_S)
         except UsageError as error:
             return error
-        finally:  # it was nobody's call but of the first process
-            barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S)
+        finally:  # only the first process had made the call
+            barrier.on(client, "the next call", timeout_s=PATIENCE_S)
         return True
 
     done, refused = run_all(LocalJob(2), go)

@@ -1,4 +1,4 @@
-"""A call that fails before it met anybody fails for those who make it, and for nobody else."""
+"""A call that fails before it meets other processes fails for those that make it, and no others."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ LIMIT_S = PATIENCE_S / 2
 
 
 def barrier_of(kind, processes):
-    def call(one, timeout_s):
-        barrier.on(one, "x", processes=kind(processes), timeout_s=timeout_s)
+    def call(client, timeout_s):
+        barrier.on(client, "x", processes=kind(processes), timeout_s=timeout_s)
 
     return call
 
 
-def broadcast_of(one, timeout_s):
-    broadcast.on(one, 1, 0, processes=iter([0, 1]), name="x", timeout_s=timeout_s)
+def broadcast_of(client, timeout_s):
+    broadcast.on(client, 1, 0, processes=iter([0, 1]), name="x", timeout_s=timeout_s)
 
 
 class Broken:
@@ -58,10 +58,10 @@ def broken_iterator():
     yield
 
 
-def goes_on(one):
+def goes_on(client):
     """The next calls of all are the same on all."""
     for name in "ab":
-        barrier.on(one, name, timeout_s=LIMIT_S)
+        barrier.on(client, name, timeout_s=LIMIT_S)
     return "goes on"
 
 
@@ -71,35 +71,35 @@ def goes_on(one):
     ids=["iterator", "array", "set", "broadcast"],
 )
 def test_a_wrong_argument_ends_the_call_of_its_processes_alone(call):
-    def go(one):
-        if one.process < 2:
-            with pytest.raises(PeerFailedError if one.process else UsageError):
-                call(one, LIMIT_S if one.process else -1.0)
-        return goes_on(one)
+    def go(client):
+        if client.process < 2:
+            with pytest.raises(PeerFailedError if client.process else UsageError):
+                call(client, LIMIT_S if client.process else -1.0)
+        return goes_on(client)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3
 
 
 @pytest.mark.parametrize("process", [0, 2])
-def test_who_calls_what_others_alone_may_call_disturbs_nobody(process):
+def test_call_by_a_process_outside_the_group_does_not_disturb_the_group(process):
     members = [p for p in range(3) if p != process]
 
-    def go(one):
+    def go(client):
         call = barrier_of(tuple, members)
-        if one.process == process:
+        if client.process == process:
             with pytest.raises(UsageError, match="is not among the processes"):
-                call(one, LIMIT_S)
+                call(client, LIMIT_S)
         else:
-            call(one, LIMIT_S)
-        return goes_on(one)
+            call(client, LIMIT_S)
+        return goes_on(client)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3
 
 
 CALLS = {
-    "barrier": lambda one, **more: barrier.on(one, "x", timeout_s=LIMIT_S, **more),
-    "broadcast": lambda one, **more: broadcast.on(one, 1, 0, timeout_s=LIMIT_S, **more),
-    "live_processes": lambda one, **more: live_processes.on(one, timeout_s=LIMIT_S, **more),
+    "barrier": lambda client, **more: barrier.on(client, "x", timeout_s=LIMIT_S, **more),
+    "broadcast": lambda client, **more: broadcast.on(client, 1, 0, timeout_s=LIMIT_S, **more),
+    "live_processes": lambda client, **more: live_processes.on(client, timeout_s=LIMIT_S, **more),
 }
 UNREADABLE = {
     "iterable": lambda: Broken(OSError),
@@ -113,34 +113,34 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", [*UNREADABLE, "unknown keyword"])
-def test_whatever_leaves_a_call_fails_it_for_the_others(name, kind):
-    def go(one):
-        if one.process != 1:
+def test_any_exception_in_a_call_fails_it_for_the_others(name, kind):
+    def go(client):
+        if client.process != 1:
             with pytest.raises(PeerFailedError):
-                CALLS[name](one)
+                CALLS[name](client)
         else:
             wrong = {"nmae": 1} if kind == "unknown keyword" else {"processes": UNREADABLE[kind]()}
             with pytest.raises((TypeError, OSError, KeyboardInterrupt)):
-                CALLS[name](one, **wrong)
-        return goes_on(one)
+                CALLS[name](client, **wrong)
+        return goes_on(client)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3
 
 
 @pytest.mark.parametrize("given", [iter, tuple])
 def test_a_wrong_argument_of_live_ends_the_call_of_its_processes_alone(given):
-    def go(one):
-        if one.process < 2:
-            with pytest.raises(PeerFailedError if one.process else UsageError):
+    def go(client):
+        if client.process < 2:
+            with pytest.raises(PeerFailedError if client.process else UsageError):
                 live_processes.on(
-                    one, processes=given([0, 1]), timeout_s=LIMIT_S if one.process else -1.0
+                    client, processes=given([0, 1]), timeout_s=LIMIT_S if client.process else -1.0
                 )
-        return goes_on(one)
+        return goes_on(client)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3
 
 
-# What joins or leaves a job, and what meets nobody in its lane.
+# What joins or leaves a job, and what meets no other process in its lane.
 BESIDE = {"initialize", "shutdown", "preempted", "create", "wait", "close"}
 
 
@@ -153,4 +153,6 @@ def test_every_call_that_meets_others_fails_for_all_from_its_first_line_on():
         if colour_of(getattr(owner, name, None)).startswith("Collective")
     }
     names["Checkpoints"] = shoal.Checkpoints.__init__
-    assert {name for name, one in names.items() if not hasattr(one, "fails_for_all")} == BESIDE
+    assert {
+        name for name, function in names.items() if not hasattr(function, "fails_for_all")
+    } == BESIDE

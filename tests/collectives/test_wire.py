@@ -42,7 +42,7 @@ def test_every_bit_comes_back(tree):
 
 
 @given(leaves())
-def test_a_line_is_told_without_data(leaf):
+def test_specification_lines_are_rendered_without_data(leaf):
     (line, *_) = wire.spec_of(leaf).lines
     assert shown_line(line).startswith("the value: ")
     if isinstance(leaf, jax.Array | np.ndarray):
@@ -124,7 +124,7 @@ def test_lines():
     assert "namedtuple[Pair]" in lines[13]
 
 
-def test_nodes_are_told_apart():
+def test_different_tree_nodes_have_different_lines():
     trees = [[1, 2], (1, 2), [[1, 2]], Pair(1, 2), [1, None], [1, ()], {"a": 1}, None, []]
     assert len({wire.spec_of(tree).lines for tree in trees}) == len(trees)
 
@@ -165,7 +165,7 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-def test_what_does_not_travel_is_refused_by_path_all_at_once():
+def test_unsupported_leaves_are_refused_together_by_path():
     tree = {
         "a": np.array([{}]),
         "b": [object(), np.zeros(2, "V8"), np.array([None])],
@@ -202,7 +202,7 @@ def test_keys_that_cannot_be_sorted_are_refused():
         wire.spec_of({1: 0, "a": 0}, "broadcast")
 
 
-def test_what_is_no_tracer_travels_while_jit_traces():
+def test_concrete_values_are_sent_while_jit_traces():
     tree, back = [jax.random.key(3), jnp.arange(3), np.arange(2), 1], []
 
     def traced(x):
@@ -219,7 +219,7 @@ def test_an_abstract_shape_has_no_bits():
         wire.pack_tree(spec, values, "x")
 
 
-def test_memory_that_lies_together_is_not_copied():
+def test_contiguous_memory_is_not_copied():
     array, whole = np.arange(12.0).reshape(3, 4), jnp.arange(1000.0)
     tree = [array, array.T, whole]
     buffers, _ = wire.pack_tree(*wire.flatten(tree, "x"), "x")

@@ -6,12 +6,12 @@ PATIENCE_S = 60.0  # reached only when something is broken
 
 
 def run_all(job, function):
-    """Call `function(coordinator)` in a thread for each process; return results and errors."""
-    results = [None] * len(job.coordinators)
+    """Call `function(client)` in a thread for each process; return results and errors."""
+    results = [None] * len(job.clients)
 
     def run(index):
         try:
-            results[index] = function(job.coordinators[index])
+            results[index] = function(job.clients[index])
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             results[index] = error
 

@@ -139,7 +139,7 @@ def test_starts_that_are_refused(call, kind, words):
     assert not dtensor.is_initialized()
 
 
-def test_nothing_of_it_inside_jit():
+def test_mesh_functions_are_refused_inside_jit():
     def within(call):
         jax.jit(lambda x: call() or x)(np.float32(1))
 
@@ -275,7 +275,7 @@ def test_rings_that_are_refused(on_a_slice, names, shape, options, words):
         dtensor.create_tpu_mesh(names, shape, "", **options)
 
 
-def test_where_there_are_no_tpus():
+def test_tpu_functions_without_tpus_raise():
     with pytest.raises(InitializeError, match=r"dtensor\.create_tpu_mesh"):
         dtensor.create_tpu_mesh(["x"], [8], "")
     mesh = dtensor.create_mesh()

@@ -160,7 +160,7 @@ def test_pack_takes_numbers_and_lists(mesh):
         (lambda m, v: dtensor.check_layout(3, Layout([], m)), ValueError, "did not match"),
     ],
 )
-def test_what_is_refused(mesh, rows, call, kind, words):
+def test_invalid_moves_are_refused(mesh, rows, call, kind, words):
     x = dtensor.copy_to_mesh(values(), rows)
     with pytest.raises(kind, match=words) as told:
         call(mesh, x)

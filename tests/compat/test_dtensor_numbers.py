@@ -39,7 +39,7 @@ def test_numbers_that_do_not_fit_are_refused(layout, value):
         ([1j], "float32", "is not float32"),
     ],
 )
-def test_what_is_refused(value, dtype, words):
+def test_numbers_that_do_not_fit_a_dtype_are_refused(value, dtype, words):
     with pytest.raises(UsageError, match=words):
         array_from("relayout", value, dtype)
 

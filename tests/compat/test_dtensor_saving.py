@@ -211,7 +211,7 @@ def test_errors_of_the_disk_are_value_errors(mesh, tmp_path):
     assert damaged.value.file == data.name
 
 
-def test_what_saving_refuses(mesh, tmp_path):
+def test_saving_refuses_invalid_arguments(mesh, tmp_path):
     for call in (dtensor.name_based_save, dtensor.name_based_restore):
         for wrong, kind in [({}, ValueError), ([3], TypeError), ({3: values()}, TypeError)]:
             with pytest.raises(kind, match=call.__name__):
@@ -271,7 +271,7 @@ class Derived(Slots):
     """Has both: slots, and a dict of attributes."""
 
 
-def test_what_lies_in_slots_is_saved(mesh, tmp_path):
+def test_variables_in_slots_are_saved(mesh, tmp_path):
     def made(value):
         layout = Layout([], mesh)
         one = Derived(*(DVariable(np.float32(value + n), layout=layout) for n in (0, 1)))

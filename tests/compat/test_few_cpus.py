@@ -46,7 +46,7 @@ def test_the_error_says_how_to_get_them(child_env, call):
     assert WORDS in printed(child_env, call)
 
 
-def test_that_can_be_done(child_env):
+def test_advice_for_too_few_cpu_devices_works(child_env):
     for call in ("create", "named", "distributed", "mesh"):
         found = printed(child_env, call, "2")
         assert (

@@ -107,7 +107,7 @@ def test_a_lone_process_must_be_the_source():
         ours.broadcast_one_to_all(1, is_source=False)
 
 
-def test_what_does_not_travel_is_refused_under_both_names():
+def test_unsupported_values_are_refused_under_both_names():
     for call, ours_is in (
         (ours.broadcast_one_to_all, "broadcast"),
         (ours.process_allgather, "allgather"),

@@ -138,7 +138,7 @@ def _facade():
           "Mesh.__init__: has no parameter name", "Mesh.gone: missing"]),
     ],
 )  # fmt: skip
-def test_what_is_missing_or_differs_is_found(row, told):
+def test_missing_and_differing_names_are_found(row, told):
     assert predecessors.problems(_facade(), [row]) == told
 
 

@@ -579,8 +579,8 @@ def test_the_steps_of_the_highest_numbers_are_kept(tmp_path):
 
 @pytest.mark.differs("`CheckpointManager.reached_preemption`")
 def test_a_notice_saves_a_step_that_is_not_due(tmp_path, monkeypatch):
-    alone = LocalJob(1).coordinators[0]
-    monkeypatch.setattr(process, "coordinator", lambda: alone)
+    alone = LocalJob(1).clients[0]
+    monkeypatch.setattr(process, "client", lambda: alone)
     monkeypatch.setattr(process, "is_watching", lambda: True)
     manager, state = xs.CheckpointManager(tmp_path, save_interval=100), weights()
     for step in range(1, 8):

@@ -166,7 +166,7 @@ def test_a_torch_module_keeps_its_parameters_and_arrays_are_collected():
         xs.xla_distribute_module(layer, MESH, assign)
 
 
-def test_what_only_reads_a_shape():
+def test_functions_that_only_read_shapes_accept_torch_tensors():
     spec = xs.ShardingSpec(MESH, SPEC)
     assert spec.can_apply(tensor(8, 4))
     assert spec.can_apply(torch.ones(8, 4, device="meta"))

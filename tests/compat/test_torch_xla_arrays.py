@@ -352,7 +352,7 @@ def test_pictures_of_arrays(capsys):
             xs.visualize_sharding(text)
 
 
-def test_what_has_no_meaning_says_so():
+def test_functions_without_a_meaning_raise_or_do_nothing():
     xr.use_spmd()
     assert xr.is_spmd()
     with pytest.raises(NotImplementedError, match=r"shoal\.match_layouts"):

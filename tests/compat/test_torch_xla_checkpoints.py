@@ -170,8 +170,8 @@ def test_one_flipped_byte_is_found(tmp_path):
 
 def test_a_notice_is_a_reason_to_save_and_stops_only_who_asks(tmp_path, monkeypatch):
     """A manager that saves because of a notice has not ended the loop."""
-    alone = LocalJob(1).coordinators[0]
-    monkeypatch.setattr(process, "coordinator", lambda: alone)
+    alone = LocalJob(1).clients[0]
+    monkeypatch.setattr(process, "client", lambda: alone)
     monkeypatch.setattr(process, "is_watching", lambda: True)
     manager = xs.CheckpointManager(tmp_path, 10)
     assert not manager.save(13, STATE)

@@ -86,7 +86,7 @@ def test_mesh_from_str(case):
 @pytest.mark.parametrize(
     "text", ["", "garbage", "{}", "Mesh", "[1]", "(" * 400, "{'device_ids': [0]}"]
 )
-def test_what_is_no_mesh_reads_as_none(text):
+def test_mesh_from_invalid_text_is_none(text):
     assert xs.Mesh.from_str(text) is None
 
 

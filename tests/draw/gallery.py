@@ -148,7 +148,7 @@ DRAWN: Mapping[str, Callable[[], str]] = {
 def structure(picture: str) -> list[tuple[str, str]]:
     """Return the elements of a picture, each with its text: no colors, sizes or positions."""
     elements = ET.fromstring(picture).iter()
-    named = [(one.tag.rpartition("}")[2], (one.text or "").strip()) for one in elements]
+    named = [(element.tag.rpartition("}")[2], (element.text or "").strip()) for element in elements]
     return [(tag, text) for tag, text in named if tag != "style"]
 
 

@@ -46,7 +46,7 @@ def test_a_sharding_leaves_out_dims_as_in_jax():
     assert describe(given) == describe(Layout(MESH, "data"))
 
 
-def test_what_has_no_placement():
+def test_describe_refuses_values_without_a_placement():
     with pytest.raises(UsageError, match="is a value inside jit: the compiler has not placed it"):
         jax.jit(lambda x: describe(x))(jnp.ones(3))
     with pytest.raises(UsageError, match=r"describe: float32\[99,99\] is a value inside jit"):

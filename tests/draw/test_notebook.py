@@ -50,14 +50,14 @@ def shell(**formatters):
 
 
 @pytest.mark.parametrize("value", SHOWN, ids=lambda value: type(value).__name__)
-def test_each_is_shown_as_a_picture(value):
+def test_registered_values_are_shown_as_pictures(value):
     formatter = Formatter()
     register(shell(**{"text/html": formatter}))
     assert ET.fromstring(formatter(value)).get("role") == "img"
 
 
 @pytest.mark.parametrize("value", [SHOWN[0], SHOWN[1], SHOWN[3]], ids=["mesh", "layout", "moves"])
-def test_what_is_described_is_shown_as_one_picture(value):
+def test_description_has_html_text_and_pickled_forms(value):
     told = describe(value)
     assert ET.fromstring(told._repr_html_()).get("role") == "img"
     printed = []
@@ -80,7 +80,7 @@ def test_describing_in_a_notebook_displays_nothing_by_itself(monkeypatch):
     assert displayed == []
 
 
-def test_what_is_too_large_is_shown_as_words():
+def test_too_large_values_have_no_html_form():
     formatter = Formatter()
     register(shell(**{"text/html": formatter}))
     assert formatter(Layout(Mesh({"x": 1 << 40}), "x")) is None

@@ -101,10 +101,10 @@ def test_blocks_of_a_layout_are_drawn_and_only_replicas_share_a_fill(layout):
     cells = [c for panel in picture.panels for _, row in panel.rows for c in row if c.colour >= 0]
     blocks = elements(svg, "g", "chip")
     assert len(blocks) == len(cells)
-    fills = [one.find(NAMESPACE + "rect").get("class") for one in blocks]
+    fills = [block.find(NAMESPACE + "rect").get("class") for block in blocks]
     numbers = [cell.colour for cell in cells]
     assert len(set(zip(fills, numbers, strict=True))) == len(set(numbers)) == len(set(fills))
-    shown = [one.text for one in elements(svg, "text", "id")]
+    shown = [element.text for element in elements(svg, "text", "id")]
     assert shown == [line for cell in cells for line in cell.text.split("\n")]
     assert texts_outside(svg) == []
     read(picture_page(picture))
@@ -116,7 +116,7 @@ def test_a_layout_says_its_bytes_and_its_places():
     assert "8 B per device, 64 B in all; each block on 1 device" in ET.fromstring(svg).get(
         "aria-label"
     )
-    titles = [one.find(NAMESPACE + "title").text for one in elements(svg, "g", "chip")]
+    titles = [element.find(NAMESPACE + "title").text for element in elements(svg, "g", "chip")]
     assert titles[1] == "0:2, 2:4\n1"
 
 
@@ -133,7 +133,7 @@ ROWS = [("data", 0.002, "2 ms"), ("model", 0.008, "8 ms"), ("seq", 0.0, "nothing
 
 def test_bars_are_as_long_as_their_values():
     svg = bars_svg("Time per axis", ROWS)
-    wide = [float(one.get("width")) for one in elements(svg, "rect", "bar")]
+    wide = [float(element.get("width")) for element in elements(svg, "rect", "bar")]
     assert wide == [90.0, 360.0]  # and none for nothing
     assert len(elements(svg, "rect", "track")) == 3
     assert texts_outside(svg) == []

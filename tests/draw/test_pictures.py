@@ -30,7 +30,7 @@ def devices_of(text):
 
 
 @given(layouts(meshes(max_devices=8), max_rank=4), st.data())
-def test_every_device_stands_once_in_the_block_that_it_holds(layout, data):
+def test_every_device_is_drawn_once_in_the_block_that_it_holds(layout, data):
     assume(len(layout.mesh.process_indices) <= 4)  # more are cut to what people can see
     shape = data.draw(shapes(layout))
     picture = draw_layout(layout, shape, item_bytes=4, name="x")
@@ -156,13 +156,15 @@ def test_nothing_is_cut_in_a_small_terminal(width, layout, factor):
         cells = {label for panel in picture.panels for label, _ in panel.rows}
         for panel in picture.panels:
             cells |= {*panel.columns, panel.corner}
-            cells |= {line for _, row in panel.rows for one in row for line in one.text.split("\n")}
+            cells |= {
+                line for _, row in panel.rows for cell in row for line in cell.text.split("\n")
+            }
         for line in to_text(picture, width).splitlines():
             if line.startswith("│"):
                 assert {part.strip() for part in line.strip("│").split("│")} <= {*cells, "", "…"}
 
 
-def test_what_is_left_out_of_a_picture_is_said():
+def test_omitted_rows_and_columns_of_a_picture_are_noted():
     mesh = Mesh({"data": 2, "model": 32})
     assert "13 of 32 columns are shown" in describe(mesh)
     assert "13 of 32 columns are shown" in describe(mesh)._repr_html_()
@@ -195,7 +197,7 @@ def test_elide(items, limit):
         assert tail == items[len(items) - len(tail) :]
 
 
-def test_other_things_are_refused():
+def test_describe_refuses_unsupported_values_and_shapes():
     with pytest.raises(UsageError, match="not 3"):
         describe(3)
     with pytest.raises(UsageError, match="rank 2"):

@@ -54,7 +54,7 @@ def test_a_ribbon_is_as_wide_as_its_bytes(text):
     assert sum(ribbon.num_bytes for ribbon in ribbons) == sum(traffic.num_bytes.values())
 
 
-def test_where_nothing_is_sent():
+def test_transfer_that_sends_nothing_is_drawn_without_ribbons():
     cut = traffic_of(plan_transfer(Layout(GRID, None), Layout(GRID, "a"), (8,), 4))
     none = traffic_of(plan_transfer(Layout(GRID, "a"), Layout(GRID, "a"), (8,), 4))
     for traffic in (cut, none):

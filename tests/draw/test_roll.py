@@ -1,4 +1,4 @@
-"""The table of a job: everybody is in it once, and who is looked for comes first."""
+"""The table of a job: every process is in it once, and those in need of attention come first."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ members = st.builds(
 
 
 @given(st.lists(members, max_size=12), st.sampled_from([*ORDERS]), st.booleans())
-def test_everybody_is_in_one_row_and_every_row_is_of_one_kind(given, order, fold):
+def test_every_process_is_in_exactly_one_row_and_rows_are_uniform(given, order, fold):
     roll = Roll("a:1", tuple(m._replace(process=p) for p, m in enumerate(given)))
     rows = rows_of(roll, order=order, fold=fold)
     assert sorted(m.process for row in rows for m in row.members) == list(range(len(given)))
@@ -69,7 +69,7 @@ def test_everybody_is_in_one_row_and_every_row_is_of_one_kind(given, order, fold
         assert lines[0].startswith(f"{len(given)} process")
 
 
-def test_who_is_gone_silent_slow_or_elsewhere_comes_before_the_majority():
+def test_lost_silent_slow_and_diverging_processes_come_before_the_majority():
     roll = many(
         512,
         p3=waiting(3, is_waiting=False, place=LOAD, step=11),
@@ -84,7 +84,7 @@ def test_who_is_gone_silent_slow_or_elsewhere_comes_before_the_majority():
     assert len(rows[4].members) == 507
 
 
-def test_where_most_have_not_come_yet_the_one_that_came_is_no_culprit():
+def test_lagging_processes_come_first_unless_most_processes_lag():
     late = {f"p{p}": waiting(p, is_waiting=False, place=LOAD, step=11) for p in range(5)}
     assert first_processes(many(6, **late)) == [5, 0]  # apart from the majority
     late.pop("p4"), late.pop("p3")
@@ -149,8 +149,8 @@ def test_a_long_job_is_folded_and_cut_and_says_so():
     assert "\n0     host0  here" in text
     assert "and 997 more processes in 98 rows: --all" in text
     assert text.endswith("it is old")
-    everybody = plain(render_roll(many(1000, **apart)), 300)
-    assert len(everybody.splitlines()) == 3 + 1000
+    unfolded = plain(render_roll(many(1000, **apart)), 300)
+    assert len(unfolded.splitlines()) == 3 + 1000
 
 
 def test_long_lists_of_processes_are_cut():
@@ -161,7 +161,7 @@ def test_long_lists_of_processes_are_cut():
     assert "\n0-2, 4-9  2 hosts" in text
 
 
-def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
+def test_processes_lost_for_the_same_reason_share_a_row_at_any_age():
     lost = {
         f"p{p}": Member(p, "h", "lost", f"stopped, silent for 1{p} s, {p}.5 s ago", since_s=p + 0.5)
         for p in range(5)
@@ -171,19 +171,19 @@ def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
     assert "0-4 h lost stopped, silent for 10 s 4.5 s" in lines
 
 
-def test_where_a_process_stands_that_makes_no_progress_is_said_before_its_last_call():
+def test_position_of_a_process_without_progress_is_shown_before_its_last_call():
     still = "no progress for 312 s, at train.py:12 (main)"
     text = plain(render_roll(many(3, p1=waiting(1, is_waiting=False, still=still))), 300)
     assert "no progress for 312 s, at train.py:12 (main); last at " in text
 
 
-def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
+def test_silent_process_row_shows_duration_and_last_call():
     silent = waiting(1, still="silent for 12.0 s")._replace(state="silent")
     text = plain(render_roll(many(3, p1=silent)), 300)
     assert f"  silent for 12.0 s; waits at {EPOCH}  " in text
 
 
-def test_who_is_stopped_comes_first_and_is_said_to_be():
+def test_stopped_process_is_listed_first_and_marked_stopped():
     stopped = waiting(3, is_waiting=False, still="stopped (SIGSTOP?) for 3.0 s")
     roll = many(5, p3=stopped._replace(state="stopped"))
     assert first_processes(roll) == [3, 0]
@@ -192,7 +192,7 @@ def test_who_is_stopped_comes_first_and_is_said_to_be():
     assert f"  stopped    12  10.0 ms, 1.0x  last at {EPOCH}  " in text
 
 
-def test_who_is_slow_where_all_wait_for_it_is_marked_by_its_own_time():
+def test_slow_process_is_marked_by_its_compute_time_when_all_wait_for_it():
     others = {f"p{p}": waiting(p, step_s=0.05, wait_s=0.03) for p in (0, 1, 3, 4)}
     roll = many(5, p2=waiting(2, step_s=0.05), **others)
     assert (roll.median_step_s, roll.median_own_s) == (0.05, pytest.approx(0.02))
@@ -213,7 +213,7 @@ def test_a_table_that_is_too_wide_folds_the_place_and_loses_nothing_else():
     ("width", "left_out"),
     [(100, ""), (77, "memory"), (66, "memory, compute time"), (44, "memory, compute time, host")],
 )
-def test_a_narrow_terminal_shows_where_everybody_is_whatever_else_it_leaves_out(width, left_out):
+def test_narrow_terminal_drops_other_columns_before_the_call_site(width, left_out):
     roll = many(16, p1=waiting(1, memory_bytes=7 << 30))
     lines = plain(render_roll(roll, most_rows=5, width=width), width).splitlines()
     assert any("waits at" in line for line in lines)
@@ -223,7 +223,7 @@ def test_a_narrow_terminal_shows_where_everybody_is_whatever_else_it_leaves_out(
     )
 
 
-def test_who_has_gone_does_not_count_for_the_median():
+def test_lost_processes_are_excluded_from_the_median():
     roll = many(3, p0=waiting(0, step_s=9.0)._replace(state="lost"))
     assert roll.median_step_s == 0.01
     assert many(1, p0=waiting(0, step_s=None)).median_step_s is None

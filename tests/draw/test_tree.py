@@ -68,7 +68,7 @@ def test_a_prefix_of_layouts_and_values_of_the_host():
     assert "256 B in all" in text
 
 
-def test_what_cannot_be_described():
+def test_describe_refuses_trees_that_do_not_fit_their_shapes():
     with pytest.raises(UsageError, match="has no sizes; pass the tree of shapes, too"):
         shoal.describe(LAYOUTS)
     with pytest.raises(UsageError, match=r"describe: \['head'\]: shape \(8, 8\) has rank 2"):
@@ -108,7 +108,7 @@ def test_sums_are_those_of_all_devices(pairs):
     assert draw_tree(leaves).notes[0].startswith(said)
 
 
-def test_what_lies_on_one_device_is_not_whole_on_every_device():
+def test_leaf_on_one_device_is_not_counted_as_replicated():
     one = Placed("a", (3,), "float32", 4, Layout(Mesh({}, device_ids=[5]), None))
     split = Placed("b", (8,), "float32", 4, Layout(Mesh({"x": 8}), "x"))
     assert "whole on every device" not in to_text(draw_tree([one, split]))

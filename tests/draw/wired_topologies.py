@@ -49,34 +49,38 @@ def scene_of(text, axes, **settings):
 
 def elements(svg, name, kind=None):
     """Return the elements of a name, and of a class if one is given."""
-    found = ET.fromstring(svg).iter(NAMESPACE + name)
-    return [one for one in found if kind is None or kind in one.get("class", "").split()]
+    named = ET.fromstring(svg).iter(NAMESPACE + name)
+    return [
+        element for element in named if kind is None or kind in element.get("class", "").split()
+    ]
 
 
 def texts_outside(svg):
     """Return the texts that reach beyond the picture."""
     root = ET.fromstring(svg)
     left, top, wide, high = map(float, root.get("viewBox").split())
-    found = []
-    for one in root.iter(NAMESPACE + "text"):
-        x, y, size = (float(one.get(name)) for name in ("x", "y", "font-size"))
-        width = text_width(one.text, size)
-        anchor = one.get("text-anchor") or ("middle" if one.get("class") == "id" else "start")
+    outside = []
+    for element in root.iter(NAMESPACE + "text"):
+        x, y, size = (float(element.get(name)) for name in ("x", "y", "font-size"))
+        width = text_width(element.text, size)
+        anchor = element.get("text-anchor") or (
+            "middle" if element.get("class") == "id" else "start"
+        )
         begin = x - width * {"start": 0, "middle": 0.5, "end": 1}[anchor]
         inside = left <= begin and begin + width <= left + wide
         if not inside or not top <= y - size <= y <= top + high:
-            found.append(one.text)
-    return found
+            outside.append(element.text)
+    return outside
 
 
 def points_outside(svg):
     """Return the lines that reach beyond the picture."""
     root = ET.fromstring(svg)
     left, top, wide, high = map(float, root.get("viewBox").split())
-    found = []
-    for one in root.iter(NAMESPACE + "path"):
-        numbers = list(map(float, re.findall(r"-?[\d.]+", one.get("d"))))
+    outside = []
+    for element in root.iter(NAMESPACE + "path"):
+        numbers = list(map(float, re.findall(r"-?[\d.]+", element.get("d"))))
         xs, ys = numbers[::2], numbers[1::2]
         if min(xs) < left or max(xs) > left + wide or min(ys) < top or max(ys) > top + high:
-            found.append(one.get("d"))
-    return found
+            outside.append(element.get("d"))
+    return outside

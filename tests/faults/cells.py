@@ -24,7 +24,7 @@ LOST_AFTER_S, ABORT_AFTER_S = 2.0, 1.0
 SETTINGS = {
     "SHOAL_HEARTBEAT_S": "0.4",
     "SHOAL_LOST_AFTER_S": str(LOST_AFTER_S),
-    "SHOAL_ABORT_AFTER_S": str(ABORT_AFTER_S),
+    "SHOAL_HANG_TIMEOUT_S": str(ABORT_AFTER_S),
     "SHOAL_WARN_AFTER_S": "0.1",  # in the barrier the warning shows that a process waits
     "SHOAL_GRACE_S": "1",
 }
@@ -99,7 +99,7 @@ class Cell(NamedTuple):
 
     @property
     def has_place(self) -> bool:
-        """Whether the meeting place is cut off with the victim: to it, the others are."""
+        """Whether the coordinator is cut off with the victim: to it, the others are."""
         return self.victim == 0 and self.services == "process 0"
 
     @property
@@ -128,7 +128,7 @@ def run(cell: Cell, env: Mapping[str, str], start_method: str = "spawn") -> Told
         services=cell.services,
         network=cell.fault == "cut",
         faults=f"{cell.point}@{apart}{cell.turn}:pause",
-        env={**env, **SETTINGS, "SHOAL_HOST_MEMORY": str(int(cell.is_in_memory))},
+        env={**env, **SETTINGS, "SHOAL_SHARED_MEMORY": str(int(cell.is_in_memory))},
         start_method=start_method,
         deadline_s=_DEADLINE_S,
     )
@@ -163,7 +163,7 @@ def _strike(bench: Cluster, cell: Cell) -> None:
         getattr(bench, cell.fault)(cell.victim)
     if cell.fault == "cut":
         bench.cut(cell.victim)
-    # With the meeting place on its side of the cut, the victim would pass the barrier where the
+    # With the coordinator on its side of the cut, the victim would pass the barrier where the
     # others wait: they have come to it. It stays where it is, in no call of shoal.
     passes = cell.has_place and cell.fault == "cut" and cell.where in AGREEMENTS
     if not isinstance(cell.victim, int):

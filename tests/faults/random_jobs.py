@@ -32,16 +32,16 @@ def play(seeds: list[int], deadly: bool) -> list[list[Any]]:
 
 def play_one(seed: int, deadly: bool) -> list[Any]:
     """Play one program; return a row of each call, and how the point at last failed, or None."""
-    coordinator = process.coordinator()
-    me = coordinator.process
-    program = programs.program_of(seed, deadly=deadly, processes=coordinator.num_processes)
+    client = process.client()
+    me = client.process
+    program = programs.program_of(seed, deadly=deadly, processes=client.num_processes)
     rows, last = [], None
     for at, operation in enumerate(program.operations):
         if me in (operation.group or range(program.processes)):
             operation = operation._replace(timeout_s=operation.timeout_s / SPEED)
-            rows.append(_call(coordinator, operation, at, _faster(program.of(me, at))))
+            rows.append(_call(client, operation, at, _faster(program.of(me, at))))
     try:
-        programs.agree_at_last(coordinator, program)
+        programs.agree_at_last(client, program)
     except ShoalError as error:
         last = repr(error)
     return [seed, rows, last]
@@ -52,11 +52,11 @@ def _faster(faults: list[Any]) -> list[Any]:
     return [f._replace(value=f.value / SPEED) if f.kind in timed else f for f in faults]
 
 
-def _call(coordinator: Any, operation: Any, at: int, faults: list[Any]) -> list[Any]:
+def _call(client: Any, operation: Any, at: int, faults: list[Any]) -> list[Any]:
     began, error, is_own = time.monotonic(), None, False
     try:
-        began = _prepare(coordinator, faults)
-        if not programs.perform(coordinator, operation, at, faults, large=LARGE):
+        began = _prepare(client, faults)
+        if not programs.perform(client, operation, at, faults, large=LARGE):
             error = "the values of another operation came back"
     except (fault_points.InjectedError, KeyboardInterrupt) as raised:
         error, is_own = repr(raised), True
@@ -69,9 +69,9 @@ def _call(coordinator: Any, operation: Any, at: int, faults: list[Any]) -> list[
     return [at, took_s, programs.timeout_of(operation, faults), error, is_own]
 
 
-def _prepare(coordinator: Any, faults: list[Any]) -> float:
+def _prepare(client: Any, faults: list[Any]) -> float:
     """Let happen what comes before the call, and arm what comes in it; return the time."""
-    me = coordinator.process
+    me = client.process
     for fault in faults:
         if fault.kind == "late":
             time.sleep(fault.value)
@@ -79,7 +79,7 @@ def _prepare(coordinator: Any, faults: list[Any]) -> float:
             point, turn, _ = fault.value
             os.environ[fault_points.VARIABLE] = f"{point}@{me}#{turn}:raise"
         elif fault.kind == "interrupt":
-            signal.signal(signal.SIGALRM, _interrupter(coordinator))
+            signal.signal(signal.SIGALRM, _interrupter(client))
             signal.setitimer(signal.ITIMER_REAL, max(_AGAIN_S, fault.value))
         elif fault.kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -92,11 +92,11 @@ def _prepare(coordinator: Any, faults: list[Any]) -> float:
     return time.monotonic()
 
 
-def _interrupter(coordinator: Any) -> Any:
+def _interrupter(client: Any) -> Any:
     """Return a handler that interrupts the call, wherever it is, and not what is around it."""
 
     def handle(number: int, frame: object) -> None:
-        if coordinator._lanes._calls:
+        if client._lanes._calls:
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 

@@ -44,7 +44,7 @@ def outcome(*, learned=None, left=(), launcher="", **changed):
         ("collective", outcome(learned={}, err=REPORT, at=104.1), ["ended after 4.10 s, not"]),
     ],
 )
-def test_what_is_wrong_is_found(where, told, words):
+def test_problems_of_a_fault_cell_are_found(where, told, words):
     found = problems(Cell(1, "stand-alone", where, "kill", 0), told)
     assert len(found) == len(words), found
     for one, word in zip(found, words, strict=True):

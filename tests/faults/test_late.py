@@ -28,7 +28,7 @@ def ended(cluster, child_env):
     return run
 
 
-def test_one_line_names_who_is_late_and_then_all_go_on(ended):
+def test_one_line_names_the_late_process_and_all_continue(ended):
     rows = ended(60.0)
     assert [one.code for one in rows] == [0, 0, 0], rows
     assert rows[2].err.count("'saved'") == 0, rows[2].err

@@ -1,7 +1,7 @@
 """Whatever happens to one of three processes, or to a service: the others learn it, by name, soon.
 
     {SIGKILL, SIGSTOP, exception, sys.exit(3), cut link} x {process 0, another}
-    {SIGKILL, SIGSTOP, cut link} x {the meeting place, JAX's service}
+    {SIGKILL, SIGSTOP, cut link} x {the coordinator, JAX's service}
 
 each while the others stand in a barrier, in a collective of XLA, or in plain Python with `step`,
 on 1 and on 2 devices a process; and inside what moves or compares values: while all agree, while
@@ -72,7 +72,7 @@ SLICE = [
 ]
 
 
-def test_every_fault_comes_to_everybody_and_everywhere_among_values():
+def test_matrix_has_each_fault_with_each_victim_and_place_of_the_value_cells():
     rows = [cell for cell in MATRIX if cell.where in VALUES]
     once = cells(2, "stand-alone", VALUES)
     assert {(one.fault, one.victim) for one in rows} == {(c.fault, c.victim) for c in once}

@@ -38,7 +38,7 @@ def load():
 
 def saved_in(folder):
     """Return a function that returns what was saved of a step, bit for bit."""
-    ckpts = Checkpoints(folder / "run", coordinator=LocalJob(1).coordinators[0], recover=False)
+    ckpts = Checkpoints(folder / "run", client=LocalJob(1).clients[0], recover=False)
     return lambda step: [np.asarray(x).tobytes() for x in jax.tree.leaves(ckpts.restore(step))]
 
 

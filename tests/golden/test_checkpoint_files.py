@@ -29,7 +29,7 @@ def test_the_same_bytes_are_written():
         assert (HERE / name).read_bytes() == data, name
 
 
-def test_what_was_written_is_read():
+def test_golden_checkpoints_are_read():
     commit = json_files.decode_commit((HERE / "COMMIT").read_bytes())
     manifest = json_files.decode_manifest((HERE / commit.manifest.name).read_bytes())
     index = table_files.decode_index((HERE / commit.index.name).read_bytes())
@@ -44,7 +44,7 @@ def test_what_was_written_is_read():
     ) == table_files.encode_index(index)
 
 
-def test_what_was_written_is_restored():
+def test_golden_checkpoints_are_restored():
     """Without the key, whose generator is made up."""
     found = restore(HERE, only="!key", form="flat", merge=lambda values: values)
     assert found["params/w"].tobytes() == samples.W.tobytes()
@@ -133,7 +133,7 @@ def test_the_page_says_the_numbers():
 
 def test_the_page_lists_every_dtype_and_kind():
     rows = re.sub(r"[`,;()]", " ", PAGE)
-    for name in dtypes._AS_BITS:
+    for name in dtypes._ONE_PER_BYTE:
         short = name.partition("_")[2]
         assert short in rows or name in rows, name
     for entry in {*dtypes._ENTRIES.values()} - {

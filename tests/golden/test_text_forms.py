@@ -22,6 +22,6 @@ def test_layouts(text, by_id, by_position):
     assert hlo_text(layout, version=2) == by_position
 
 
-def test_a_frame_of_the_meeting_place():
+def test_frame_of_the_coordinator_has_the_golden_bytes():
     wanted = b"SHL1\x00\x00\x00\x0c\x00\x00\x00\x00\x00\x00\x00\x04" + b'{"do":"bye"}body'
     assert pack_frame({"do": "bye"}, b"body") == wanted

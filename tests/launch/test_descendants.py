@@ -17,7 +17,7 @@ threading.Thread(target=time.sleep, args=(600,)).start()
 print(server.getsockname()[1], flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
-KEEPER = """
+PARENT = """
 import os, socket, subprocess, sys
 from shoal.runtime.system.process_status import descendants, kill_all
 from shoal.runtime.system.process_status import status_of
@@ -41,6 +41,6 @@ CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
 def test_a_process_of_which_one_thread_lives_is_killed_and_its_port_is_free(child_env, where):
     if where and (os.geteuid() != 0 or not shutil.which(where[0])):
         pytest.skip("only root may make a pid namespace, with util-linux's unshare")
-    keeper = [*where, sys.executable, "-c", KEEPER, HALF_ENDED]
-    done = subprocess.run(keeper, env=child_env, capture_output=True, text=True, timeout=60)
+    command = [*where, sys.executable, "-c", PARENT, HALF_ENDED]
+    done = subprocess.run(command, env=child_env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -20,11 +20,11 @@ from shoal.errors import (
     ProcessLostError,
     UsageError,
 )
-from shoal.launch.conclusion import dead_host_keeper
-from shoal.launch.news import KeeperNews, News
+from shoal.launch.conclusion import dead_host_agent
+from shoal.launch.news import HostAgentNews, News
 from shoal.runtime.exit.first_failure import (
-    Ending,
     Gone,
+    ProcessExit,
     cause_of,
     exit_code,
     first_failures,
@@ -36,24 +36,24 @@ from shoal.runtime.failures.last_record import LastRecord, record_of
 from shoal.runtime.failures.last_record import cause_of as cause_of_error
 
 
-def first_failure(endings):
-    return next(iter(first_failures(endings)), None)
+def first_failure(exits):
+    return next(iter(first_failures(exits)), None)
 
 
 CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
 TIMES = st.one_of(st.none(), st.floats(1, 100))
-ENDINGS = st.lists(st.tuples(CODES, TIMES), max_size=5).map(
-    lambda rows: [Ending(i, code, failed_s) for i, (code, failed_s) in enumerate(rows)]
+EXITS = st.lists(st.tuples(CODES, TIMES), max_size=5).map(
+    lambda rows: [ProcessExit(i, code, failed_s) for i, (code, failed_s) in enumerate(rows)]
 )
 
 
-@given(ENDINGS)
-def test_the_root_is_the_earliest_that_blames_nobody_else(endings):
-    failures = [e for e in endings if e.code != 0 and e.failed_s is not None]
+@given(EXITS)
+def test_first_failure_is_the_earliest_that_does_not_follow_another(exits):
+    failures = [e for e in exits if e.code != 0 and e.failed_s is not None]
     own = [e for e in failures if e.code not in range(70, 75)]
     found = [e for e in failures if e.code in (70, 73)]  # by all that met: it explains the others
     roots = own or found or failures
-    root = first_failure(endings)
+    root = first_failure(exits)
     if not roots:
         assert root is None
     else:
@@ -61,20 +61,20 @@ def test_the_root_is_the_earliest_that_blames_nobody_else(endings):
         assert root.failed_s == min(e.failed_s for e in roots)
 
 
-def test_who_raised_and_had_to_be_ended_is_blamed_only_for_consequences():
-    stuck = Ending(1, -15, 2.0, (signal.SIGTERM,))
-    assert first_failure([Ending(0, 72, 3.0), stuck]) == stuck
-    assert first_failure([Ending(0, -9, 3.0), stuck]) == Ending(0, -9, 3.0)
+def test_process_that_raised_and_was_ended_is_first_only_if_others_follow_it():
+    stuck = ProcessExit(1, -15, 2.0, (signal.SIGTERM,))
+    assert first_failure([ProcessExit(0, 72, 3.0), stuck]) == stuck
+    assert first_failure([ProcessExit(0, -9, 3.0), stuck]) == ProcessExit(0, -9, 3.0)
     # It logged a traceback a moment ago, and then somebody pressed Ctrl-C.
-    assert first_failure([Ending(0, 0, None), stuck]) is None
+    assert first_failure([ProcessExit(0, 0, None), stuck]) is None
 
 
 def test_a_frozen_process_is_what_the_others_lost():
-    frozen = Ending(1, -9, None, (signal.SIGTERM, signal.SIGKILL), was_frozen=True)
-    survivors = [Ending(0, 71, 3.0), Ending(2, 71, 4.0)]
+    frozen = ProcessExit(1, -9, None, (signal.SIGTERM, signal.SIGKILL), was_frozen=True)
+    survivors = [ProcessExit(0, 71, 3.0), ProcessExit(2, 71, 4.0)]
     assert first_failure([*survivors, frozen]) == frozen
     assert exit_code(frozen) == 71
-    raised = Ending(0, 1, 3.0)  # not because of it
+    raised = ProcessExit(0, 1, 3.0)  # not because of it
     assert first_failure([raised, frozen]) == raised
     assert first_failure([frozen]) is None  # somebody froze it, and pressed Ctrl-C
 
@@ -86,7 +86,7 @@ def ended(error, code=None, *, process=1, because_of=None, failed_s=1.0, **more)
     peers = None if because_of is None else ProcessSet(because_of)
     torn = peers is None and is_torn(error)
     record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers, is_torn=torn)
-    return Ending(process, code, failed_s, record=record, **more)
+    return ProcessExit(process, code, failed_s, record=record, **more)
 
 
 def failed(at_s, words="exited with code 3", *, follows=False, error=None):
@@ -94,91 +94,99 @@ def failed(at_s, words="exited with code 3", *, follows=False, error=None):
     return Gone("failed", words, at_s, follows=follows, record=record)
 
 
-def test_the_meeting_places_order_counts_and_not_that_of_the_ends():
-    learned = Ending(0, 9, 3.0, gone=failed(2.5))
-    root = Ending(1, 3, 4.0, gone=failed(2.0))
+def test_the_coordinators_order_counts_and_not_that_of_the_ends():
+    learned = ProcessExit(0, 9, 3.0, gone=failed(2.5))
+    root = ProcessExit(1, 3, 4.0, gone=failed(2.0))
     assert first_failure([learned, root]) == root
-    # Without the meeting place it is that of the ends.
-    rows = [ending._replace(gone=None) for ending in (learned, root)]
+    # Without the coordinator it is that of the ends.
+    rows = [process_exit._replace(gone=None) for process_exit in (learned, root)]
     assert first_failure(rows) == rows[0]
 
 
-def test_a_consequence_is_no_root_though_it_was_told_first():
+def test_consequence_is_not_the_first_failure_even_if_reported_first():
     for code in (70, 71, 72, 73, 74):
-        rows = [Ending(0, code, 1.5, gone=failed(1.0)), Ending(1, 1, 2.0)]
+        rows = [ProcessExit(0, code, 1.5, gone=failed(1.0)), ProcessExit(1, 1, 2.0)]
         assert first_failure(rows) == rows[1]
 
 
-def test_who_failed_but_ended_with_0_is_blamed_for_consequences_that_came_after():
-    caught = Ending(1, 0, 4.0, gone=failed(2.0, "ValueError: no data"))
-    follows = Ending(0, 72, 3.0, gone=failed(2.5))
+def test_failed_process_that_exited_0_is_the_cause_of_later_consequences():
+    caught = ProcessExit(1, 0, 4.0, gone=failed(2.0, "ValueError: no data"))
+    follows = ProcessExit(0, 72, 3.0, gone=failed(2.5))
     assert first_failure([follows, caught]) == caught
     assert exit_code(caught) == 71
     vanished = caught._replace(gone=Gone("lost", "its connection closed", 2.0))
     follows = follows._replace(code=71)
     assert first_failure([follows, vanished]) == vanished
     assert exit_code(vanished) == 71
-    exits = Ending(0, 9, 3.0, gone=failed(2.5, "exited with code 9", follows=True))
+    exits = ProcessExit(0, 9, 3.0, gone=failed(2.5, "exited with code 9", follows=True))
     assert first_failure([exits, vanished]) == vanished, "it was the first"
     assert first_failure([follows._replace(gone=failed(1.5)), vanished]).process == 0
-    assert first_failure([vanished, Ending(0, 0, None)]) is None  # nobody minds
-    assert first_failure([vanished, Ending(0, 1, 9.0)]).process == 0
+    assert first_failure([vanished, ProcessExit(0, 0, None)]) is None  # nobody minds
+    assert first_failure([vanished, ProcessExit(0, 1, 9.0)]).process == 0
 
 
 FOLLOWS = "shoal.errors.PeerFailedError: process 2 of 3 (host): 'b' cannot complete"
 
 
-def test_who_says_that_it_followed_others_is_not_the_first_whatever_its_code():
-    root = Ending(1, 1, 2.0, gone=failed(2.0, "KeyError: 'own' (train.py:1 (main))"))
+def test_exit_marked_as_following_is_not_the_first_failure_whatever_its_code():
+    root = ProcessExit(1, 1, 2.0, gone=failed(2.0, "KeyError: 'own' (train.py:1 (main))"))
     for words in ("exited with code 9 (train.py:2 (main))", "ValueError: no answer", FOLLOWS):
         # It had handled and logged an exception before.
-        followed = Ending(2, 9, 1.0, gone=failed(3.0, words, follows=True))
+        followed = ProcessExit(2, 9, 1.0, gone=failed(3.0, words, follows=True))
         assert first_failure([root, followed]) == root
 
 
 def test_an_exception_of_its_own_is_the_first_however_long_its_process_takes_to_end():
-    own = Ending(1, -15, None, (signal.SIGTERM,), gone=failed(2.0, "KeyError: 'own' (a.py:1 (f))"))
-    later = Ending(2, 1, 3.0, gone=failed(2.5, "ValueError: no answer (a.py:2 (f))"))
+    own = ProcessExit(
+        1, -15, None, (signal.SIGTERM,), gone=failed(2.0, "KeyError: 'own' (a.py:1 (f))")
+    )
+    later = ProcessExit(2, 1, 3.0, gone=failed(2.5, "ValueError: no answer (a.py:2 (f))"))
     assert first_failure([own, later]) == own
     assert exit_code(own) == 1
     # One of JAX's runtime may have come from another's end.
     torn = own._replace(gone=failed(2.0, error=GLOO))
-    killed = Ending(2, -9, 2.1)
+    killed = ProcessExit(2, -9, 2.1)
     assert first_failure([torn, killed]) == killed
 
 
 @pytest.mark.parametrize("code", [71, 72, 75])
 def test_codes_of_its_own_choice_are_its_own(code):
     own = ended(SystemExit(code), code, failed_s=2.0, gone=failed(2.0))
-    later = Ending(2, 9, 3.0, gone=failed(2.5, "exited with code 9 (a.py:2 (f))"))
-    follows = Ending(0, 72, 3.0, gone=failed(2.2, FOLLOWS, follows=True))
+    later = ProcessExit(2, 9, 3.0, gone=failed(2.5, "exited with code 9 (a.py:2 (f))"))
+    follows = ProcessExit(0, 72, 3.0, gone=failed(2.2, FOLLOWS, follows=True))
     assert first_failure([follows, own, later]) == own
     assert exit_code(own) == (72 if code == 75 else code)
 
 
-def test_what_the_others_lost_is_the_root_whatever_its_code_and_theirs():
+def test_process_that_the_others_lost_is_the_first_failure_whatever_the_codes():
     gone = Gone("lost", "silent for 60 s", 2.0, is_dismissed=True)
-    lost = Ending(1, -15, None, (signal.SIGTERM,), gone=gone, is_lost=True)
-    for rows in ([Ending(0, 0, None), lost], [Ending(0, 9, 3.0), lost], [Ending(0, 71, 2.5), lost]):
+    lost = ProcessExit(1, -15, None, (signal.SIGTERM,), gone=gone, is_lost=True)
+    for rows in (
+        [ProcessExit(0, 0, None), lost],
+        [ProcessExit(0, 9, 3.0), lost],
+        [ProcessExit(0, 71, 2.5), lost],
+    ):
         assert first_failure(rows) == lost
         assert exit_code(lost) == 71
-    assert first_failure([Ending(0, 9, 1.0), lost]).process == 0  # before it was lost
+    assert first_failure([ProcessExit(0, 9, 1.0), lost]).process == 0  # before it was lost
     assert first_failure([lost._replace(code=0)]).process == 1  # it takes SIGTERM as a notice
 
 
-def test_a_dead_keeper_is_blamed_for_what_jax_aborts_and_for_nothing_else():
-    aborted = [Ending(p, -6, 5.0, gone=Gone("lost", "its connection closed", 4.0)) for p in (0, 1)]
-    keeper = KeeperNews(77, "vm", (0, 1), gone_s=3.0, code=-9)
-    unknown = keeper._replace(code=None)
-    assert dead_host_keeper(aborted[0], [keeper]) == keeper
-    assert dead_host_keeper(aborted[0], [unknown]) == unknown
-    assert dead_host_keeper(aborted[0], [unknown._replace(gone_s=4.5)]) is None  # after them
-    assert dead_host_keeper(aborted[0], [keeper._replace(code=0)]) is None  # its work was done
-    assert dead_host_keeper(aborted[0], [keeper._replace(processes=(2,))]) is None
-    assert dead_host_keeper(aborted[0]._replace(code=-11), [keeper]) is None
+def test_a_dead_host_agent_is_blamed_for_what_jax_aborts_and_for_nothing_else():
+    aborted = [
+        ProcessExit(p, -6, 5.0, gone=Gone("lost", "its connection closed", 4.0)) for p in (0, 1)
+    ]
+    host_agent = HostAgentNews(77, "vm", (0, 1), gone_s=3.0, code=-9)
+    unknown = host_agent._replace(code=None)
+    assert dead_host_agent(aborted[0], [host_agent]) == host_agent
+    assert dead_host_agent(aborted[0], [unknown]) == unknown
+    assert dead_host_agent(aborted[0], [unknown._replace(gone_s=4.5)]) is None  # after them
+    assert dead_host_agent(aborted[0], [host_agent._replace(code=0)]) is None  # its work was done
+    assert dead_host_agent(aborted[0], [host_agent._replace(processes=(2,))]) is None
+    assert dead_host_agent(aborted[0]._replace(code=-11), [host_agent]) is None
 
 
-def test_news_are_of_the_newest_job_and_say_who_is_absent():
+def test_news_are_of_the_newest_job_and_name_absent_processes():
     news = News(3)
     assert news.absent_words().endswith("these are 3 separate programs")
     for process in (0, 1):
@@ -202,9 +210,9 @@ def test_a_process_that_joins_shoal_has_not_joined_by_jax_alone():
 
 
 def test_codes_are_those_of_a_shell():
-    assert exit_code(Ending(0, -11, 1.0)) == 139
-    assert exit_code(Ending(0, 5, 1.0)) == 5
-    assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,))) == 1
+    assert exit_code(ProcessExit(0, -11, 1.0)) == 139
+    assert exit_code(ProcessExit(0, 5, 1.0)) == 5
+    assert exit_code(ProcessExit(0, -15, 1.0, (signal.SIGTERM,))) == 1
 
 
 def test_the_cause_is_the_exception_and_its_place_in_the_program():
@@ -229,17 +237,17 @@ def test_the_cause_of_an_error_in_the_syntax_is_its_line():
     assert cause_of(ended(raised.value)) == "SyntaxError at train.py:2"
 
 
-def test_without_a_record_the_report_to_the_others_says_it():
+def test_cause_without_a_record_is_that_of_the_report_to_the_others():
     with pytest.raises(SyntaxError) as raised:
         compile("x = 1\ny = = 1\n", "/home/me/train.py", "exec")
     for error, cause in ((raised.value, "SyntaxError at train.py:2"), (SystemExit(1), "")):
-        assert cause_of(Ending(0, 1, 1.0, gone=failed(1.0, error=error))) == cause
-    assert cause_of(Ending(0, 1, 1.0, gone=failed(1.0))) == ""
+        assert cause_of(ProcessExit(0, 1, 1.0, gone=failed(1.0, error=error))) == cause
+    assert cause_of(ProcessExit(0, 1, 1.0, gone=failed(1.0))) == ""
 
 
-def test_what_comes_from_outside():
+def test_is_from_outside_is_true_for_kills_and_losses():
     def is_outside(code, **more):
-        return is_from_outside(Ending(0, code, 1.0, **more))
+        return is_from_outside(ProcessExit(0, code, 1.0, **more))
 
     assert all(is_outside(-number) for number in (1, 2, 9, 15))
     assert not any(is_outside(-number) for number in (4, 6, 7, 8, 11))
@@ -248,17 +256,19 @@ def test_what_comes_from_outside():
     assert is_outside(-9, was_frozen=True)
     assert is_outside(1, is_lost=True)
     assert not is_outside(-15, sent=(signal.SIGTERM,))  # it raised, and did not end
-    assert not is_from_outside(Ending(0, -9, 1.0, memory=Memory(cgroup_oom_kills=1)))
-    others = [Ending(0, 1, 1.0), Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))]
-    assert not any(ending._replace(memory=Memory(cgroup_oom_kills=1)).is_oom for ending in others)
+    assert not is_from_outside(ProcessExit(0, -9, 1.0, memory=Memory(cgroup_oom_kills=1)))
+    others = [ProcessExit(0, 1, 1.0), ProcessExit(0, -9, None, (signal.SIGTERM, signal.SIGKILL))]
+    assert not any(
+        process_exit._replace(memory=Memory(cgroup_oom_kills=1)).is_oom for process_exit in others
+    )
 
 
-def test_a_keeper_of_another_host_may_have_the_pid_of_a_child():
+def test_a_host_agent_of_another_host_may_have_the_pid_of_a_child():
     news = News(4)
     for host, processes in (("a", [0, 1]), ("b", [2, 3])):
         news.receive({"keeper": f"id of {host}", "pid": 77, "host": host, "processes": processes})
     news.note_end(77, -9, [2, 3])
-    assert {keeper.host: keeper.code for keeper in news.host_keepers.values()} == {
+    assert {host_agent.host: host_agent.code for host_agent in news.host_agents.values()} == {
         "a": None,
         "b": -9,
     }
@@ -286,10 +296,10 @@ def caught(error):
 
 
 def left(process, at_s, code=0):
-    return Ending(process, code, None, left=Gone("left", "left the job", at_s))
+    return ProcessExit(process, code, None, left=Gone("left", "left the job", at_s))
 
 
-def test_what_processes_find_together_comes_before_what_breaks_with_them():
+def test_shared_failure_precedes_the_connections_that_break_with_it():
     """Also where the all-reduce breaks before the others have ended."""
     for error in (
         DivergenceError("assert_same"),
@@ -306,13 +316,13 @@ def test_what_processes_find_together_comes_before_what_breaks_with_them():
 def test_a_death_by_a_signal_comes_before_what_breaks_with_it():
     for error in (GLOO, caught(GLOO)):
         torn = ended(error, failed_s=1.0)
-        killed = Ending(2, -9, 1.2)
+        killed = ProcessExit(2, -9, 1.2)
         assert first_failures([torn, killed]) == [killed]
         assert exit_code(killed) == 137
 
 
 @pytest.mark.parametrize("error", [GLOO, caught(GLOO), PeerFailedError("b", failed={1: "left"})])
-def test_those_that_left_in_order_are_the_root_of_what_failed_without_them(error):
+def test_processes_that_left_in_order_are_the_cause_of_failures_without_them(error):
     peers = [1, 2] if isinstance(error, PeerFailedError) else None
     waits = [ended(error, process=p, because_of=peers, failed_s=5.0) for p in (0, 3)]
     rows = [waits[0], left(1, 4.0), left(2, 3.0), waits[1]]
@@ -324,7 +334,7 @@ def test_those_that_left_in_order_are_the_root_of_what_failed_without_them(error
     assert first_failures([*rows, own]) == [own]
 
 
-def test_one_that_others_name_and_whose_thread_failed_has_failed_by_that():
+def test_process_named_by_others_has_failed_by_its_failed_thread():
     reads = ended(OSError("shard 3")).record
     reads = dataclasses.replace(reads, cause=dataclasses.replace(reads.cause, thread="shoal feed"))
     waits = ended(PeerFailedError("b", failed={1: "x"}), process=0, because_of=[1], failed_s=1.2)
@@ -340,13 +350,13 @@ def test_an_error_that_names_others_is_not_of_those_that_left():
     assert first_failures([waits, left(1, 0.5)]) == [waits]
 
 
-def asked(ending):
-    return ending._replace(asked_s=0.5)
+def asked(process_exit):
+    return process_exit._replace(asked_s=0.5)
 
 
 @pytest.mark.parametrize("code", [0, 75, -15, 143, 130])
 def test_processes_that_end_as_asked_have_not_failed(code):
-    obeys = asked(Ending(0, code, 0.9, ended_s=0.9))
+    obeys = asked(ProcessExit(0, code, 0.9, ended_s=0.9))
     follows = asked(ended(PeerFailedError("b", failed={0: "x"}), because_of=[0]))
     assert first_failures([obeys, follows, asked(ended(GLOO, process=2))]) == []
 
@@ -357,22 +367,22 @@ def test_processes_that_end_as_asked_have_not_failed(code):
         ended(OSError("disk full")),
         ended(SystemExit(5)),
         ended(DivergenceError("b")),
-        Ending(1, -9, 1.0, gone=Gone("lost", "its connection closed", 0.9)),
-        Ending(1, -11, 1.0),
-        Ending(1, 5, 1.0),
+        ProcessExit(1, -9, 1.0, gone=Gone("lost", "its connection closed", 0.9)),
+        ProcessExit(1, -11, 1.0),
+        ProcessExit(1, 5, 1.0),
     ],
     ids=["raises", "exits", "diverges", "killed", "crashes", "exits natively"],
 )
-def test_what_a_process_does_after_it_was_asked_to_end_is_its_own(own):
-    obeys = asked(Ending(0, -15, 0.9))
+def test_own_failure_after_a_request_to_end_is_the_first_failure(own):
+    obeys = asked(ProcessExit(0, -15, 0.9))
     follows = asked(ended(PeerFailedError("b", failed={1: "x"}), process=2, because_of=[1]))
     assert first_failures([obeys, asked(own), follows]) == [asked(own)]
     # One that had to be killed has not failed by itself.
-    killed = asked(Ending(1, -9, None, (signal.SIGKILL,), sent_s=1.0))
+    killed = asked(ProcessExit(1, -9, None, (signal.SIGKILL,), sent_s=1.0))
     assert first_failures([obeys, killed]) == []
 
 
-def test_what_failed_before_the_request_to_end_stays_the_failure():
+def test_failure_before_the_request_to_end_stays_the_first():
     raised = ended(ValueError("no data"), -15, failed_s=0.2)
     follows = asked(ended(PeerFailedError("b", failed={1: "x"}), process=0, because_of=[1]))
     assert first_failures([asked(raised), follows]) == [asked(raised)]
@@ -385,7 +395,7 @@ def test_what_failed_before_the_request_to_end_stays_the_failure():
 def test_an_error_of_the_programs_own_connections_is_its_own():
     for error in (BrokenPipeError(32, "Broken pipe"), ConnectionError("Connection closed by peer")):
         own = asked(ended(error))
-        assert first_failures([asked(Ending(0, -15, 0.9, ended_s=0.9)), own]) == [own]
+        assert first_failures([asked(ProcessExit(0, -15, 0.9, ended_s=0.9)), own]) == [own]
 
 
 def test_an_error_of_xla_that_names_no_connection_is_not_of_those_that_left():
@@ -395,7 +405,7 @@ def test_an_error_of_xla_that_names_no_connection_is_not_of_those_that_left():
     assert [one.process for one in first_failures([gone, left(0, 1.0)])] == [0]
 
 
-def test_one_that_follows_and_has_to_be_ended_is_not_the_first():
+def test_following_process_that_has_to_be_ended_is_not_the_first_failure():
     follows = ended(PeerFailedError("b", failed={0: "left"}), -15, process=2, because_of=[0],
                     failed_s=3.0, sent=(signal.SIGTERM,), sent_s=4.0,
                     gone=failed(3.1, FOLLOWS, follows=True))  # fmt: skip
@@ -414,16 +424,16 @@ def test_the_code_is_that_of_its_own_end_where_the_launcher_had_to_end_it():
 
 def test_a_process_that_lives_on_without_its_connection_was_lost():
     gone = Gone("lost", "its connection closed", 2.0)
-    apart = Ending(1, -15, None, (signal.SIGTERM,), sent_s=3.0).with_report(gone)
+    apart = ProcessExit(1, -15, None, (signal.SIGTERM,), sent_s=3.0).with_report(gone)
     learned = ended(ProcessLostError("b", lost={1: "x"}), process=0, because_of=[1], failed_s=2.1)
     assert first_failures([learned, apart]) == [apart]
     assert exit_code(apart) == ProcessLostError.exit_code
-    assert not Ending(1, -11, 2.0).with_report(gone).is_lost
+    assert not ProcessExit(1, -11, 2.0).with_report(gone).is_lost
 
 
-def test_a_keeper_that_the_launcher_killed_is_not_blamed():
-    aborted = Ending(1, -6, 5.0)
-    assert dead_host_keeper(aborted, [KeeperNews(77, "vm", (0, 1), code=-9)]) is None
+def test_a_host_agent_that_the_launcher_killed_is_not_blamed():
+    aborted = ProcessExit(1, -6, 5.0)
+    assert dead_host_agent(aborted, [HostAgentNews(77, "vm", (0, 1), code=-9)]) is None
 
 
 # ---- Random jobs, of which it is chosen what happens first, and how the others end then.
@@ -433,15 +443,17 @@ CLOSED = Gone("lost", "its connection closed", 0.0)
 FIRST = {  # of the process and the time: how it ends, and the exit code of the job
     "raises": lambda p, s: (ended(ValueError("x"), process=p, failed_s=s, gone=failed(s)), 1),
     "exits": lambda p, s: (ended(SystemExit(5), process=p, failed_s=s, gone=failed(s)), 5),
-    "exits natively": lambda p, s: (Ending(p, 6, s, ended_s=s, gone=CLOSED._replace(at_s=s)), 6),
-    "is killed": lambda p, s: (Ending(p, -9, s, ended_s=s, gone=CLOSED._replace(at_s=s)), 137),
-    "crashes": lambda p, s: (Ending(p, -11, s, ended_s=s), 139),
+    "exits natively": lambda p, s: (
+        ProcessExit(p, 6, s, ended_s=s, gone=CLOSED._replace(at_s=s)), 6,
+    ),
+    "is killed": lambda p, s: (ProcessExit(p, -9, s, ended_s=s, gone=CLOSED._replace(at_s=s)), 137),
+    "crashes": lambda p, s: (ProcessExit(p, -11, s, ended_s=s), 139),
     "cannot end": lambda p, s: (
         ended(ValueError("x"), -15, process=p, failed_s=s, gone=failed(s), sent=TERM, sent_s=s + 9),
         1,
     ),
     "is lost": lambda p, s: (
-        Ending(p, -15, None, TERM, sent_s=s + 9).with_report(CLOSED._replace(at_s=s)), 71,
+        ProcessExit(p, -15, None, TERM, sent_s=s + 9).with_report(CLOSED._replace(at_s=s)), 71,
     ),
     "leaves": lambda p, s: (left(p, s), 72),
     "finds": lambda p, s: (ended(DivergenceError("b"), process=p, failed_s=s), 70),
@@ -453,7 +465,7 @@ AFTER = {  # of the process, the time, and the one behind it
     "is torn": lambda p, s, of: ended(GLOO, process=p, failed_s=s, ended_s=s),
     "is torn, and exits": lambda p, s, of: ended(caught(GLOO), process=p, failed_s=s, ended_s=s),
     "leaves": lambda p, s, of: left(p, s),
-    "is ended": lambda p, s, of: Ending(p, -15, None, TERM, sent_s=s),
+    "is ended": lambda p, s, of: ProcessExit(p, -15, None, TERM, sent_s=s),
 }
 ON_REQUEST = ("raises", "exits", "exits natively", "is killed", "crashes", "finds")
 
@@ -487,7 +499,7 @@ def random_job(chance):
 def test_the_first_failure_of_2000_random_jobs():
     chance = random.Random(20261130)
     for _ in range(2000):
-        told, endings, first, code = random_job(chance)
-        root = first_failure(endings)
+        told, exits, first, code = random_job(chance)
+        root = first_failure(exits)
         assert root is not None, told
         assert (root.process, exit_code(root)) == (first, code), told

@@ -59,7 +59,7 @@ def test_an_annotation_the_log_and_the_report(tmp_path):
     assert len(lines) == 209
 
 
-def test_what_an_annotation_cannot_hold_is_escaped():
+def test_special_characters_of_an_annotation_are_escaped():
     one = failure(raised(0, file="a,b:c%\r.py"), headline="100% of x\n::error::y, z: w")
     assert lines_of(one)[0] == (
         "::error file=a%2Cb%3Ac%25\\r.py,line=6,title=shoal run::100%25 of x\\n::error::y, z: w"

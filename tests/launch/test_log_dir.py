@@ -44,7 +44,7 @@ def test_the_second_is_refused_and_the_next_is_not(folder):
         pass
 
 
-def test_one_of_many_that_come_at_the_same_moment_gets_it():
+def test_one_of_many_simultaneous_jobs_gets_the_log_dir():
     together, done = threading.Barrier(8), threading.Barrier(8)
     ways = []
 
@@ -94,7 +94,7 @@ def test_a_folder_that_goes_while_the_job_runs_is_no_error(folder):
     assert os.listdir(folder) == []
 
 
-def test_where_files_have_no_locks_a_job_runs_all_the_same(monkeypatch):
+def test_job_runs_on_a_file_system_without_locks(monkeypatch):
     def flock(_fd, _operation):
         raise OSError(log_dir._NO_LOCKS[0], "No locks available")
 
@@ -150,7 +150,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_an_earlier_job_wrote_goes_and_what_it_did_not_write_stays(folder):
+def test_files_of_an_earlier_job_are_removed_and_other_files_stay(folder):
     logs = folder / "logs"
     for place in (logs, logs / "attempt0", logs / "attempt12", logs / "attempts", logs / "more"):
         filled(place)

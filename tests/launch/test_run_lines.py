@@ -33,7 +33,7 @@ class Memory(Log):
     """A log that is not a file."""
 
     def __init__(self) -> None:
-        self.data, self.trouble, self.tail = b"", "", b""
+        self.data, self.problem, self.tail = b"", "", b""
 
     def write(self, data: bytes, *, is_of_program: bool = True) -> None:
         self.data += data
@@ -229,7 +229,7 @@ def test_a_colour_that_is_left_on_does_not_run_into_the_next_line(terminal):
     assert bytes(terminal.waiting) == b"p0| \x1b[31mred\x1b[0m\n"
 
 
-def test_who_is_not_shown_is_still_logged_and_remembered(tmp_path):
+def test_hidden_output_is_still_logged_and_kept_as_tail(tmp_path):
     log = Log(str(tmp_path / "log"))
     voice = stream(None, b"", log)
     voice.feed(b"one", 1.0)
@@ -242,7 +242,7 @@ def test_who_is_not_shown_is_still_logged_and_remembered(tmp_path):
     log.close()
 
 
-def test_what_shoal_prints_for_the_log_is_no_output_of_the_program(tmp_path):
+def test_lines_of_shoal_for_the_log_are_no_output_of_the_program(tmp_path):
     log = Log(str(tmp_path / "log"))
     stream(None, b"", log).feed(b"loss 1\n" + BEGIN + b"Traceback\n" + END + b"loss 2\n", 1.0)
     assert log.tail == b"loss 1\nloss 2\n"
@@ -251,7 +251,7 @@ def test_what_shoal_prints_for_the_log_is_no_output_of_the_program(tmp_path):
 
 
 @given(data=BYTES, rest=BYTES, cuts=st.lists(st.integers(0, 90)))
-def test_what_is_for_the_log_is_not_shown_however_it_arrives(data, rest, cuts):
+def test_lines_for_the_log_are_not_shown_however_they_are_cut(data, rest, cuts):
     whole = b"before\n" + BEGIN + b"Traceback\n" + data + b"\n" + END + rest + b"\n"
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     shown, log = speak(a_pipe(), [whole[a:b] for a, b in itertools.pairwise(places)])
@@ -259,7 +259,7 @@ def test_what_is_for_the_log_is_not_shown_however_it_arrives(data, rest, cuts):
     assert shown == speak(a_pipe(), [b"before\n" + rest + b"\n"])[0]
 
 
-def test_what_only_looks_like_a_mark_is_shown():
+def test_bytes_that_resemble_a_mark_are_shown():
     for data in (b"\x1e\n", BEGIN[:-1], b"a" + BEGIN[:7] + b"b\n", b"\x1b[31mred\n"):
         shown, log = speak(a_pipe(), [data])
         assert log.data == data
@@ -283,7 +283,7 @@ def test_a_full_disk_ends_the_log_and_not_the_job():
     voice = stream(a_pipe(), b"p0| ", log)
     voice.feed(b"a line\n", 1.0)
     voice.feed(b"another\n", 2.0)
-    assert "/dev/full ends early: No space left" in log.trouble
+    assert "/dev/full ends early: No space left" in log.problem
     log.close()
 
 
@@ -307,7 +307,7 @@ def test_an_outlet_without_a_reader_is_broken_and_forgets():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it needs /dev/full")
-def test_an_outlet_on_a_full_disk_says_so():
+def test_outlet_on_a_full_disk_has_the_reason():
     fd = os.open("/dev/full", os.O_WRONLY)
     outlet = Outlet(fd, {})
     outlet.put(b"x")
@@ -327,7 +327,7 @@ def test_no_prefixes_on_request():
     assert paint_prefixes(3, colour=True, shown=False) == [b"", b"", b""]
 
 
-def test_what_gloo_says_of_its_connections_is_logged_and_not_shown():
+def test_gloo_connection_lines_are_logged_and_not_shown():
     text = b"[Gloo] Rank 1 is connected to %d peer ranks. "
     text += b"Expected number of connected peer ranks is : 3"
     shown, log = speak(a_pipe(), [b"a\n", text % 3 + b"\nb\n", text % 2 + b"\n"])
@@ -335,7 +335,7 @@ def test_what_gloo_says_of_its_connections_is_logged_and_not_shown():
     assert text % 3 in log.data
 
 
-def test_what_several_of_its_threads_have_mixed_is_not_shown():
+def test_interleaved_gloo_lines_are_not_shown():
     mixed = [
         b"[Gloo] Rank [Gloo] Rank 2 is connected to 3 peer ranks. "
         b"Expected number of connected peer ranks is : 3",
@@ -356,7 +356,7 @@ def test_threads_of_a_process_may_mark_at_the_same_time():
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])
-def test_what_is_left_of_a_torn_notice_is_not_shown(on_terminal, request):
+def test_rest_of_a_torn_notice_is_not_shown(on_terminal, request):
     words = b"[Gloo] Rank 0 is connected to 1 peer ranks. "
     words += b"Expected number of connected peer ranks is : "
     torn = [words + words + b"1\n", b"1\n"]

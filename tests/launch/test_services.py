@@ -48,7 +48,7 @@ def start(tmp_path, child_env):
         service.log.close()
 
 
-def test_those_of_the_next_attempt_wait_and_listen_with_its_token(start):
+def test_services_of_the_next_attempt_wait_and_listen_with_its_token(start):
     first = start("of the first")
     first.start_next(start.early)
     waiting = start.early.pids
@@ -63,7 +63,7 @@ def test_those_of_the_next_attempt_wait_and_listen_with_its_token(start):
         assert b"of the first" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_one_that_has_ended_while_it_waited_is_started_anew(start):
+def test_service_that_ended_while_it_waited_is_started_anew(start):
     start("of the first").start_next(start.early)
     killed, other = sorted(start.early.pids)
     os.kill(killed, signal.SIGKILL)

@@ -44,7 +44,7 @@ FLOORS = {
     "arguments": _floor(0, 0),
     "hashing": _floor(0, 0, "xxhash"),
     "names": _floor(0, 0),
-    "plain_forms": _floor(0, 0),
+    "conversion_hints": _floor(0, 0),
     "paths": _floor(0, 0),
     "plan": _floor(1, 0, "numpy"),
     "runtime": _floor(2, 1),
@@ -69,7 +69,7 @@ HELD = (
     "checkpoint/format/", "checkpoint/planning/", "checkpoint/tree/",
 )  # fmt: skip
 NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
-HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "plain_forms", "plan")
+HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "conversion_hints", "plan")
 
 # What decides answers with values; one folder makes sentences of them.
 WITHOUT_SENTENCES = ("runtime/rules/", "runtime/server/", "runtime/system/", "runtime/wire/")
@@ -261,12 +261,12 @@ def _circles(edges: Mapping[str, Sequence[str]]) -> list[str]:
     problems: list[str] = []
     done: set[str] = set()
 
-    def visit(name: str, trail: list[str]) -> None:
-        if name in trail:
-            problems.append(" -> ".join([*trail[trail.index(name) :], name]))
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            problems.append(" -> ".join([*path[path.index(name) :], name]))
         elif name not in done:
             for target in edges.get(name, ()):
-                visit(target, [*trail, name])
+                visit(target, [*path, name])
             done.add(name)
 
     for name in edges:

@@ -16,7 +16,7 @@ STATE_ALLOWED = {
     "runtime/process.py": {"_RECORD"},  # who this process is
     "arrays/bridge/use_mesh.py": {"_mesh"},  # of the block that a thread or coroutine is in
     "runtime/system/shapes_only.py": {"_shapes_only"},  # the same
-    "runtime/system/threads.py": {"_CREW"},  # of the share that a thread does
+    "runtime/system/threads.py": {"_WORKERS"},  # of the share that a thread does
 }
 FACADE = re.compile(r"compat/(\w+/)?__init__\.py")
 STATEFUL = {

@@ -19,7 +19,7 @@ DOORS = (
     "compat", "planning", "planning.topology", "preemption", "preemption.clouds", "retention",
     "testing.ended", "types",
 )  # fmt: skip
-FOR_TESTS = ("coordinator",)  # parameters: `Checkpoints(coordinator=)` takes an internal object
+FOR_TESTS = ("client",)  # parameters: `Checkpoints(client=)` takes an internal object
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "retention": ("Keep", "Saved"),
     "runtime.system.fault_points": ("reach",),

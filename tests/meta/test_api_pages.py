@@ -76,7 +76,7 @@ def test_a_class_in_any_annotation_is_found():
     class Whole:
         part: list[Part]
 
-    def make(whole: Callable[[Whole], None], coordinator: int) -> None: ...
+    def make(whole: Callable[[Whole], None], client: int) -> None: ...
 
     Part.__module__ = Whole.__module__ = "shoal.fake"
     make.__annotations__["whole"] = Callable[[Whole], None]

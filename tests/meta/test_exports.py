@@ -14,7 +14,7 @@ from shoal import colour
 DOOR = package_tree()["__init__.py"]
 
 
-def test_the_door_lists_what_it_imports():
+def test_dunder_all_lists_the_imports():
     assert exports.door_problems(DOOR) == []
 
 
@@ -27,7 +27,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         shoal.no_such_name  # noqa: B018
 
 
-def test_everything_public_says_who_must_call_it():
+def test_every_public_function_states_which_processes_must_call_it():
     for module, names in public_names.public_modules():
         problems = exports.surface_problems(names)
         assert not problems, "\n".join([module, *problems])
@@ -50,11 +50,11 @@ TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
         ("from shoal.a import x\n__all__ = ['x', 'x']", "x: listed twice in __all__"),
     ],
 )
-def test_a_door_that_disagrees_is_found(door, words):
+def test_dunder_all_that_differs_from_the_imports_is_found(door, words):
     assert words in exports.door_problems(door)
 
 
-def test_a_good_door_passes():
+def test_dunder_all_that_matches_the_imports_passes():
     door = TYPED + "from shoal.a import put as put\n__all__: list[str] = ['put', '__version__']"
     assert exports.door_problems(door) == []
 

@@ -59,14 +59,14 @@ def test_the_default_is_3_11_where_there_is_one(tmp_path):
     assert find("default", tmp_path).stdout == "/a path/of 3.11\n"
 
 
-def test_without_3_11_what_is_taken_is_said(tmp_path):
+def test_python_chosen_in_place_of_3_11_is_printed(tmp_path):
     place(tmp_path / "bin", "python3.97", "echo 3 97 0 /a path/of 3.97")
     done = find("default", tmp_path)
     assert done.stdout == "/a path/of 3.97\n"
     assert done.stderr == "no Python 3.11 found: taking /a path/of 3.97\n"
 
 
-def test_without_any_what_to_do_is_said(tmp_path):
+def test_missing_python_prints_what_to_do(tmp_path):
     place(tmp_path / "bin", "python3", "exit 1")  # an old one
     done = find("default", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

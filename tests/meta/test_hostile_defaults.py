@@ -27,7 +27,7 @@ def test_examples_are_the_same_in_every_run():
     assert settings.default.deadline is None
 
 
-def test_a_child_is_told_nothing_but_the_platform_and_how_to_compile(child_env, pytestconfig):
+def test_child_environment_has_only_the_platform_and_compile_flags(child_env, pytestconfig):
     expected = {"JAX_PLATFORMS"}
     if pytestconfig.getoption("--compile-quickly"):
         expected.add("XLA_FLAGS")

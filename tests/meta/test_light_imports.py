@@ -47,11 +47,11 @@ def importing(names: list[str]) -> str:
     return "\n".join(f"import {name}" for name in names)
 
 
-def test_each_name_of_the_door_is_there_in_a_fresh_process():
+def test_every_public_name_loads_in_a_fresh_process():
     """Not only once something else has imported a submodule."""
     program = """
 import shoal
-found = {*vars(shoal), *shoal._LAZY, *shoal._DOORS}
+found = {*vars(shoal), *shoal._LAZY, *shoal._REEXPORTS}
 assert found >= {*dir(shoal)}, {*dir(shoal)} - found
 for name in dir(shoal):
     getattr(shoal, name)
@@ -70,15 +70,15 @@ def test_processes_can_meet_without_jax():
 
 
 def test_the_services_of_a_job_start_without_numpy():
-    names = ["server.meeting_place", "startup.services"]
-    names += [f"jax_service.{name}" for name in ("keeper", "jax_runtime")]
+    names = ["server.coordinator", "startup.services"]
+    names += [f"jax_service.{name}" for name in ("host_agent", "jax_runtime")]
     modules = [f"shoal.runtime.{name}" for name in names]
     assert loaded_by(importing(["shoal", *modules]), (*HEAVY, "numpy")) == []
 
 
-def test_a_meeting_place_starts_with_little():
+def test_coordinator_imports_no_slow_modules():
     slow = ("dataclasses", "inspect", "logging", "pathlib", "subprocess", "tempfile", "traceback")
-    assert loaded_by("import shoal.runtime.server.meeting_place", slow) == []
+    assert loaded_by("import shoal.runtime.server.coordinator", slow) == []
 
 
 def test_a_job_on_this_host_is_launched_with_little():
@@ -87,7 +87,7 @@ def test_a_job_on_this_host_is_launched_with_little():
         sys.argv = ["shoal", "run", "-n", "1", "--log-dir", os.devnull, os.devnull]
         import shoal.cli.main as m
         from shoal.launch.restarts import Attempts
-        from shoal.launch.crew import Alone
+        from shoal.launch.launchers import SingleHost
         try:
             m.main()
         except SystemExit as end:

@@ -10,7 +10,7 @@ from meta.rotated import decisions, library, rotated
 
 TESTS = {
     "launch/test_first_failure.py": ("first_failures", "exit_code", "is_from_outside", "cause_of"),
-    "launch/test_aftermath.py": ("failure_of", "conclude"),
+    "launch/test_diagnose.py": ("failure_of", "conclude"),
     "runtime/exit/test_job_report.py": ("failure_known",),
     "runtime/client/test_outcomes.py": ("error_of",),
 }
@@ -49,8 +49,8 @@ READING = {
     ),
     "an exit by a text": (
         "runtime/exit/first_failure.py",
-        'if cause.kind == "exit" and ending.gone is not None:',
-        'if ending.gone is not None and ending.gone.words.startswith("exited with"):',
+        'if cause.kind == "exit" and process_exit.gone is not None:',
+        'if process_exit.gone is not None and process_exit.gone.words.startswith("exited with"):',
     ),
 }
 

@@ -44,7 +44,7 @@ def test_a_constant_that_one_module_makes_and_another_reads_is_found():
     }
 
 
-def test_docstrings_codes_and_texts_that_nobody_reads_are_no_problem():
+def test_docstrings_and_compared_strings_are_not_flagged():
     tree = {
         "a.py": MAKER,
         "b.py": '"""It left the job."""\ndef f(one):\n    return one.state == "left"',

@@ -31,16 +31,16 @@ def row(number, process, coords, core, part, platform, kind):
 
 def as_jax(rows):
     """Return the same devices with the attributes that JAX's have."""
-    found = []
-    for one in rows:
-        names = {"id": one["id"], "process_index": one["process"], "platform": one["platform"],
-                 "device_kind": one["kind"]}  # fmt: skip
+    devices = []
+    for row in rows:
+        names = {"id": row["id"], "process_index": row["process"], "platform": row["platform"],
+                 "device_kind": row["kind"]}  # fmt: skip
         for ours, theirs in (
             ("coords", "coords"),
             ("core", "core_on_chip"),
             ("slice", "slice_index"),
         ):
-            if one[ours] is not None:
-                names[theirs] = one[ours]
-        found.append(types.SimpleNamespace(**names))
-    return found
+            if row[ours] is not None:
+                names[theirs] = row[ours]
+        devices.append(types.SimpleNamespace(**names))
+    return devices

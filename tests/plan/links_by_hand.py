@@ -12,10 +12,10 @@ def ways(torus, source, target):
 
     A link is (dim, chip it leaves, +1 or -1); of two directions as short each gets half.
     """
-    found = [(Fraction(1), [], tuple(source[:-1]))]
+    paths = [(Fraction(1), [], tuple(source[:-1]))]
     for dim, size in enumerate(torus.shape):
         grown = []
-        for part, path, at in found:
+        for part, path, at in paths:
             steps = target[dim] - at[dim]
             choices = [steps]
             if torus.wrap[dim]:
@@ -30,9 +30,9 @@ def ways(torus, source, target):
                     row.append((dim, tuple(here), way))
                     here[dim] = (here[dim] + way) % size
                 grown.append((part / len(choices), row, tuple(here)))
-        found = grown
-    assert all(at == tuple(target[:-1]) for *_, at in found)
-    return [(part, path) for part, path, _ in found]
+        paths = grown
+    assert all(at == tuple(target[:-1]) for *_, at in paths)
+    return [(part, path) for part, path, _ in paths]
 
 
 def send(loads, torus, source, target, num_bytes):

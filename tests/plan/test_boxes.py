@@ -16,6 +16,6 @@ def test_boxes_are_the_items_in_order(shape, low, high):
     size = math.prod(shape)
     low, high = min(low, size), min(high, size)
     numbers = np.arange(size).reshape(shape)
-    found = [numbers[tuple(slice(*cut) for cut in box)].ravel() for box in boxes(shape, low, high)]
-    assert np.concatenate([np.zeros(0, int), *found]).tolist() == list(range(low, high))
-    assert len(found) <= 2 * len(shape) + 1
+    pieces = [numbers[tuple(slice(*cut) for cut in box)].ravel() for box in boxes(shape, low, high)]
+    assert np.concatenate([np.zeros(0, int), *pieces]).tolist() == list(range(low, high))
+    assert len(pieces) <= 2 * len(shape) + 1

@@ -26,7 +26,7 @@ def places_of(topology):
     hosts = {int(n): int(process) for n, process in cells}
     if isinstance(topology, Slices):
         parts = enumerate(topology.parts())
-        return {int(n): number for number, one in parts for n in one.device_ids.flat}, hosts
+        return {int(n): index for index, part in parts for n in part.device_ids.flat}, hosts
     return hosts, hosts
 
 
@@ -66,8 +66,8 @@ def test_the_busiest_port_is_that_of_counting_every_message(name):
         for ids in (own, *(shuffled.permutation(own) for _ in range(4))):
             mesh = Mesh(axes, device_ids=ids)
             for collective, wanted in through_ports(topology, mesh, "b").items():
-                found = cost(topology, mesh, collective, "b", BYTES, links=FAR)
-                assert (found.link_bytes if found.link == "far" else 0) == wanted
+                stage = cost(topology, mesh, collective, "b", BYTES, links=FAR)
+                assert (stage.link_bytes if stage.link == "far" else 0) == wanted
             whole, half = (
                 cost(topology, mesh, c, "b", BYTES, links=FAR) for c in ("all_reduce", "all_gather")
             )
@@ -94,20 +94,20 @@ def test_slices_add_a_stage_to_what_they_cost_alone():
 def test_slices_of_one_chip_have_only_their_network():
     topology = parse("v5e:1x1 x 4 slices")
     mesh = place(topology, {"data": 4})
-    found = cost(topology, mesh, "all_gather", "data", 4000)
-    assert found[3:5] == (2, 3000)
-    assert found.link == "DCN"
+    stage = cost(topology, mesh, "all_gather", "data", 4000)
+    assert stage[3:5] == (2, 3000)
+    assert stage.link == "DCN"
 
 
 def test_slices_that_differ_have_their_own_stages():
     topology = parse("v5e:2x2 + v5e:2x4")
     mesh = Mesh({"data": 12}, device_ids=topology.device_ids.ravel())
-    found = cost(topology, mesh, "all_gather", "data", BYTES, links=NEAR)
+    total = cost(topology, mesh, "all_gather", "data", BYTES, links=NEAR)
     alone = [
-        cost(one, place(one, {"data": one.num_devices}), "all_gather", "data", BYTES, links=NEAR)
-        for one in map(parse, ("v5e:2x2", "v5e:2x4"))
+        cost(part, place(part, {"data": part.num_devices}), "all_gather", "data", BYTES, links=NEAR)
+        for part in map(parse, ("v5e:2x2", "v5e:2x4"))
     ]
-    assert found.link_bytes == max(one.link_bytes for one in alone)
+    assert total.link_bytes == max(part.link_bytes for part in alone)
 
 
 def test_hosts_and_devices_alone():
@@ -122,13 +122,13 @@ def test_hosts_and_devices_alone():
     assert outer.seconds == pytest.approx(4 * 14e-6 + 96000 / 400e9)
     flat = parse("flat:8")
     links = links_of(flat, link_bytes_per_s=1e9)
-    found = cost(flat, Mesh({"x": 8}), "all_to_all", "x", 8000, links=links)
-    assert found[3:5] == (7, 7000)
-    assert found.link == "link"
+    stage = cost(flat, Mesh({"x": 8}), "all_to_all", "x", 8000, links=links)
+    assert stage[3:5] == (7, 7000)
+    assert stage.link == "link"
 
 
 @pytest.mark.parametrize("name", ["v5e:2x4", "gpu:2 hosts x 4", "v5e:2x2 x 2 slices", "v4:2x2x2"])
-def test_nothing_costs_nothing(name):
+def test_collectives_over_one_device_or_no_bytes_are_free(name):
     topology = parse(name)
     mesh = place(topology, {"one": 1, "data": 2, "model": 4})
     for collective in COLLECTIVES:
@@ -138,17 +138,17 @@ def test_nothing_costs_nothing(name):
         assert cost(topology, mesh, collective, ("one", "model"), 999).steps > 0
 
 
-def test_what_all_leave_costs_their_hosts_nothing():
+def test_permute_out_of_every_host_is_not_limited_by_host_links():
     topology = parse("gpu:2 hosts x 2")
     mesh = Mesh({"x": 4}, device_ids=[0, 2, 1, 3])  # to and fro between the hosts
     assert cost(topology, mesh, "permute", "x", 8, links=NEAR).seconds < 1e-20
     assert cost(topology, Mesh({"x": 4}), "permute", "x", 8, links=NEAR).seconds == 8.0
 
 
-def test_what_goes_to_one_host_goes_together():
+def test_bytes_to_one_host_are_sent_together():
     topology = parse("gpu:4 hosts x 2")
-    found = cost(topology, Mesh({"x": 8}), "all_to_all", "x", 800)
-    assert found[3:5] == (3, 2 * 600)
+    stage = cost(topology, Mesh({"x": 8}), "all_to_all", "x", 800)
+    assert stage[3:5] == (3, 2 * 600)
 
 
 def test_one_byte_is_rounded_up_and_shards_are_fractions():
@@ -202,7 +202,7 @@ def test_figures_are_the_published_ones_or_yours():
         ("cpu:8 hosts x 1", {"data": 8}, "permute", "data", 1, "--network to shoal plan"),
     ],
 )
-def test_what_cannot_be_judged_is_said(name, axes, collective, axis, count, words):
+def test_cost_that_cannot_be_computed_raises(name, axes, collective, axis, count, words):
     with pytest.raises(UsageError, match=words):
         cost(parse(name), Mesh(axes), collective, axis, count)
 

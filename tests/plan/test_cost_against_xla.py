@@ -59,8 +59,8 @@ def dims_of_links(program):
     """Return the dims of the links that bind the same all-reduce by our count."""
     topology, axes = parse(program["topology"]), SIZES[program["topology"]]
     mesh = place(topology, axes, allow_split_physical_axes=program["split"])
-    found = cost(topology, mesh, "all_reduce", program["axis"], 1 << 26)
-    return {"xyz".index(dim) for dim in found.link.removeprefix("ICI ")}
+    estimate = cost(topology, mesh, "all_reduce", program["axis"], 1 << 26)
+    return {"xyz".index(dim) for dim in estimate.link.removeprefix("ICI ")}
 
 
 def replica_groups(text):
@@ -86,7 +86,7 @@ def test_replica_groups_lie_on_the_links_that_are_counted(programs):
 def test_xla_goes_through_whole_dims_in_several_orders_at_once(programs):
     """XLA names its strategy: so many colours, and for each the order of the dims."""
     several = 0
-    for program in (one for one in programs if not one["split"]):
+    for program in (row for row in programs if not row["split"]):
         dims = dims_of_links(program)
         words = re.search(r'"debug":"(.*?)"', program["text"])[1]
         colours = int(re.search(r"colors:(\d+)", words)[1])

@@ -58,9 +58,9 @@ def test_the_busiest_link_is_that_of_counting_hop_by_hop(name):
                 ("all_gather", gather),
             ):
                 num_bytes, steps = count(torus, groups, BYTES)
-                found = costs(torus, mesh, collective, axis)
-                assert found.steps == steps, (collective, groups)
-                assert num_bytes - 1e-6 <= found.link_bytes < num_bytes + 1, (collective, groups)
+                estimate = costs(torus, mesh, collective, axis)
+                assert estimate.steps == steps, (collective, groups)
+                assert num_bytes - 1e-6 <= estimate.link_bytes < num_bytes + 1, (collective, groups)
             kinds.add(gather)
     assert by_hand.bucket_gather in kinds
     assert len(kinds) == 2 or len(torus.shape) == 1
@@ -71,8 +71,8 @@ def test_three_dims_share_the_load_as_well_as_can_be():
         torus = parse(name)
         mesh = place(torus, {"a": torus.num_devices})
         groups = by_hand.chips_of(torus, mesh, "a")
-        found = costs(torus, mesh, "all_gather", "a", 10**9)
-        assert found.link_bytes == pytest.approx(by_hand.bucket_gather(torus, groups, 10**9)[0])
+        estimate = costs(torus, mesh, "all_gather", "a", 10**9)
+        assert estimate.link_bytes == pytest.approx(by_hand.bucket_gather(torus, groups, 10**9)[0])
 
 
 PLACED = ["v5p:4x4x8", "v5e:4x8", "v5e:16x2", "tpu7x:2x2x2", "v3:4x2", "torus:3x3x3 wrap=xyz"]
@@ -89,8 +89,8 @@ def test_a_box_costs_what_its_mesh_costs(name):
             if size > 1:
                 sides = _sides(taken, axis, torus.grid, wraps)
                 seconds = box_seconds(sides, LINKS.near, 1 << 24, cores=torus.cores)
-                found = costs(torus, mesh, "all_reduce", NAMES[axis], 1 << 24)
-                assert found.seconds == pytest.approx(seconds, rel=1e-12), (sizes, axis)
+                estimate = costs(torus, mesh, "all_reduce", NAMES[axis], 1 << 24)
+                assert estimate.seconds == pytest.approx(seconds, rel=1e-12), (sizes, axis)
 
 
 @pytest.mark.parametrize("name", ["v5e:4x4", "torus:6 wrap=x"])
@@ -98,29 +98,33 @@ def test_laws(name):
     torus = parse(name)
     for mesh in meshes(torus, 1):
         for axis in (*mesh.axis_names, mesh.axis_names):
-            found = {
+            estimates = {
                 c: [costs(torus, mesh, c, axis, n) for n in (1, 999, 10**6)] for c in COLLECTIVES
             }
-            for one in found.values():
-                assert [c.seconds for c in one] == sorted(c.seconds for c in one)
-                assert [c.link_bytes for c in one] == sorted(c.link_bytes for c in one)
-            rows = (found[c][2] for c in ("all_reduce", "all_gather", "reduce_scatter"))
+            for rising in estimates.values():
+                assert [c.seconds for c in rising] == sorted(c.seconds for c in rising)
+                assert [c.link_bytes for c in rising] == sorted(c.link_bytes for c in rising)
+            rows = (estimates[c][2] for c in ("all_reduce", "all_gather", "reduce_scatter"))
             whole, gathered, scattered = rows
             assert whole.seconds == pytest.approx(gathered.seconds + scattered.seconds)
             assert whole.steps == gathered.steps + scattered.steps
             assert gathered[3:] == scattered[3:]
-            assert found["broadcast"][2][3:] == whole[3:]
+            assert estimates["broadcast"][2][3:] == whole[3:]
 
 
 def test_wrap_halves_what_gathers_and_shortens_the_way():
     for size in (4, 8, 16):
         line, ring = (parse(f"torus:{size}{wrap}") for wrap in ("", " wrap=x"))
         for collective in ("all_reduce", "all_gather", "reduce_scatter"):
-            one, other = (costs(t, place(t, {"a": size}), collective, "a") for t in (line, ring))
-            assert other.link_bytes * 2 == pytest.approx(one.link_bytes, abs=2)
-            assert other.steps < one.steps
-        one, other = (costs(t, place(t, {"a": size}), "all_to_all", "a") for t in (line, ring))
-        assert other.link_bytes * 2 == one.link_bytes
+            open_line, closed_ring = (
+                costs(t, place(t, {"a": size}), collective, "a") for t in (line, ring)
+            )
+            assert closed_ring.link_bytes * 2 == pytest.approx(open_line.link_bytes, abs=2)
+            assert closed_ring.steps < open_line.steps
+        open_line, closed_ring = (
+            costs(t, place(t, {"a": size}), "all_to_all", "a") for t in (line, ring)
+        )
+        assert closed_ring.link_bytes * 2 == open_line.link_bytes
 
 
 def test_the_times_of_the_scaling_book():
@@ -129,9 +133,11 @@ def test_the_times_of_the_scaling_book():
     speed = links_of(torus).near.bytes_per_s
     mesh = Mesh({"x": 8, "y": 8, "z": 8}, device_ids=torus.device_ids.ravel())
     for axes in (("x",), ("x", "y"), ("x", "y", "z")):
-        found = cost(torus, mesh, "all_gather", axes, volume)
+        estimate = cost(torus, mesh, "all_gather", axes, volume)
         received = 1 - 1 / 8 ** len(axes)
-        assert found.seconds == pytest.approx(volume / (2 * speed * len(axes)) * received, rel=1e-4)
+        assert estimate.seconds == pytest.approx(
+            volume / (2 * speed * len(axes)) * received, rel=1e-4
+        )
     exchanged = cost(torus, mesh, "all_to_all", "x", volume // 8)
     assert exchanged.seconds == pytest.approx(volume / (2 * speed) / 4, rel=1e-4)
 
@@ -164,9 +170,11 @@ def test_lines_far_apart_share_the_links():
 
 def test_cores_share_the_links_of_their_chip():
     single, double = parse("torus:4 wrap=x"), parse("torus:4 wrap=x cores=2")
-    one = costs(single, Mesh({"x": 4}, device_ids=single.device_ids.ravel()), "all_gather", "x")
+    single_core = costs(
+        single, Mesh({"x": 4}, device_ids=single.device_ids.ravel()), "all_gather", "x"
+    )
     mesh = Mesh({"x": 4, "core": 2}, device_ids=double.device_ids)
-    assert costs(double, mesh, "all_gather", "x").link_bytes == 2 * one.link_bytes
+    assert costs(double, mesh, "all_gather", "x").link_bytes == 2 * single_core.link_bytes
     inner = costs(double, mesh, "all_gather", "core")
     assert (inner.link_bytes, inner.link, inner.steps) == (0, "in chip", 1)
 

@@ -82,7 +82,7 @@ def test_a_type_is_one_of_four(layout, requested):
         assert (kind == ShardingType.PARTIAL) == hlo_text(layout).endswith("replicate}")
 
 
-def test_one_device_is_maximal_as_asked_and_replicated_as_kept():
+def test_sharding_type_of_one_device_depends_on_requested():
     layout = Layout(Mesh({"x": 1}), "x")
     assert sharding_type(layout, requested=True) is ShardingType.MAXIMAL
     assert sharding_type(layout) is ShardingType.REPLICATED

@@ -50,6 +50,6 @@ def test_any_text_is_a_layout_or_a_usage_error(text):
     assert layout_of_text(hlo_text(layout)) == layout
 
 
-def test_what_is_no_text_is_refused():
+def test_layout_of_text_refuses_values_that_are_not_strings():
     with pytest.raises(TypeError, match="must be a string"):
         layout_of_text(3)

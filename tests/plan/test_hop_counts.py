@@ -23,7 +23,7 @@ def counted(topology, mesh):
         for number, torus in enumerate(tori)
         for at, one in np.ndenumerate(torus.device_ids)
     }
-    found = {}
+    hops = {}
     for axis, name in enumerate(mesh.axis_names):
         longest, total, most = 0, 0, 0
         for ring in np.moveaxis(mesh.device_ids, axis, -1).reshape(-1, mesh.shape[axis]):
@@ -40,13 +40,13 @@ def counted(topology, mesh):
                 longest = max(longest, links)
                 links_of_ring += links
             total = max(total, links_of_ring)
-        found[name] = (longest, total, most)
-    return found
+        hops[name] = (longest, total, most)
+    return hops
 
 
 @pytest.mark.parametrize("text", SHAPES)
 @given(st.data())
-def test_as_counted_by_hand(text, data):
+def test_hops_equal_a_direct_count(text, data):
     topology = parse(text)
     ids = data.draw(st.permutations(topology.device_ids.ravel().tolist()))
     count = topology.num_devices

@@ -39,7 +39,7 @@ def test_every_host_is_a_box_of_every_mesh(text):
         assert in_boxes(mesh), sizes
 
 
-def test_it_is_a_request_of_its_own():
+def test_contiguous_submeshes_must_be_requested():
     """Without it the ring is the better one, and splits hosts."""
     slice_ = parse("v5e:4x4")
     assert not in_boxes(place(slice_, {"x": 16}))

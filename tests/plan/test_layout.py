@@ -124,7 +124,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("make", "parts"), BAD)
-def test_all_that_is_wrong_is_named(make, parts):
+def test_layout_error_names_every_problem(make, parts):
     with pytest.raises(UsageError) as caught:
         make()
     for part in parts:
@@ -136,7 +136,7 @@ def test_wrong_types_are_type_errors_too():
         Layout(MESH, 0)
 
 
-def test_what_is_wrong_is_an_attribute_too():
+def test_layout_error_has_its_problems_as_an_attribute():
     with pytest.raises(UsageError) as caught:
         Layout(MESH, "dat", "seq", "seq")
     assert len(caught.value.problems) == 2

@@ -121,7 +121,7 @@ def test_nothing_that_a_mesh_hands_out_can_be_made_writable(device_ids, processe
                 with pytest.raises(ValueError, match="WRITEABLE"):
                     view.flags.writeable = True
                 view = view.base
-    source = np.array([[3, 9], [1, 9], [0, 9], [2, 9]])[:, 0]  # strided, and somebody else's
+    source = np.array([[3, 9], [1, 9], [0, 9], [2, 9]])[:, 0]  # strided, and owned by another array
     aliased = Mesh({"x": 4}, device_ids=source)
     source[:] = 7
     assert aliased.device_ids.tolist() == [3, 1, 0, 2]
@@ -221,7 +221,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("make", "parts"), BAD)
-def test_all_that_is_wrong_is_named(make, parts):
+def test_mesh_error_names_every_problem(make, parts):
     with pytest.raises(UsageError) as caught:
         make()
     for part in parts:
@@ -298,7 +298,7 @@ def test_long_texts_are_read_in_linear_time():
 
 
 @pytest.mark.parametrize("kind", [str, np.str_, type("Text", (str,), {"__str__": lambda s: "no"})])
-def test_names_are_plain_whatever_they_came_as(kind):
+def test_names_of_str_subclasses_become_plain_strings(kind):
     mesh = Mesh(
         {kind("data"): 2}, kind=kind("gpu"), label=kind("a"), axis_types={kind("data"): "auto"}
     )

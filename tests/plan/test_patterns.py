@@ -41,11 +41,11 @@ def test_patterns_take_what_they_say(names, patterns):
     into = [p for p in patterns if p not in out]
     left_out = set().union(*(by_hand(p[1:], names) for p in out))
     wanted = set().union(*(by_hand(p, names) for p in into)) if into else names
-    found = Selection(patterns, names)
-    assert found.names == wanted - left_out
+    selection = Selection(patterns, names)
+    assert selection.names == wanted - left_out
     idle = {p for p in out if not by_hand(p[1:], names)}
     idle |= {p for p in into if not by_hand(p, names) - left_out}
-    lines = found.idle()
+    lines = selection.idle()
     assert len(lines) == len(idle)
     assert {p for p in patterns if any(line.startswith(repr(p)) for line in lines)} >= idle
 
@@ -116,7 +116,7 @@ NET = ["params/w", "params/b", "step", "opt/0/mu/w", "w[0]"]
         ("qqq", "; leaves have names such as 'params/w'"),
     ],
 )
-def test_what_may_have_been_meant(pattern, told):
+def test_unmatched_pattern_suggests_similar_leaves(pattern, told):
     assert not taken(pattern, NET)
     assert near(pattern, NET).startswith(told)
 

@@ -28,15 +28,15 @@ def judged(torus, ids):
 
     Between the cores of a chip there is none.
     """
-    found = []
+    verdict = []
     chips = {n: at[:-1] for at, n in np.ndenumerate(torus.device_ids)}
     coords = np.array([chips[n] for n in ids.ravel()]).reshape(*ids.shape, -1)
     rings = np.where(torus.wrap, torus.shape, 0)
     for axis in range(ids.ndim):
         apart = np.abs(coords - np.roll(coords, -1, axis=axis))
         hops = np.minimum(apart, np.where(rings > 0, rings - apart, apart)).sum(axis=-1)
-        found.append((int(hops.max(axis=axis).max()), int(hops.sum(axis=axis).max())))
-    return found
+        verdict.append((int(hops.max(axis=axis).max()), int(hops.sum(axis=axis).max())))
+    return verdict
 
 
 @of("create_")
@@ -132,7 +132,9 @@ def test_offset_slices_are_as_those_at_the_origin():
 
 def test_slices_lie_across_the_axis_that_is_named_else_the_first():
     topology = parse("v5e:4x4 x 4 slices")
-    slice_of = {n: part for part, one in enumerate(topology.parts()) for n in one.device_ids.flat}
+    slice_of = {
+        n: part for part, torus in enumerate(topology.parts()) for n in torus.device_ids.flat
+    }
     for across, wanted in [
         (None, (4, 1)),
         ({"a": 4}, (4, 1)),
@@ -184,7 +186,7 @@ TWO = "v5e:2x2 x 2 slices"
         ("v5e:2x2 + v5e:2x4", {"a": 6, "b": 2}, {"across": {"a": 2}}, "those of .* hold 4, 8"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said(text, axes, options, words):
+def test_axes_that_do_not_fit_the_topology_raise_with_the_reason(text, axes, options, words):
     with pytest.raises(UsageError, match=words):
         place(parse(text), axes, **options)
 
@@ -241,11 +243,11 @@ def test_no_way_to_share_the_dims_is_better(grid, split, wraps):
             if split or all(p in (1, g) for row in taken for p, g in zip(row, grid, strict=True))
         ]  # fmt: skip
 
-        found = _best(grid, wraps, sizes, split)
-        assert (found is None) == (not ways)
+        best = _best(grid, wraps, sizes, split)
+        assert (best is None) == (not ways)
         if ways:
-            assert found in ways
-            assert cost(found, grid, wraps) == min(cost(taken, grid, wraps) for taken in ways)
+            assert best in ways
+            assert cost(best, grid, wraps) == min(cost(taken, grid, wraps) for taken in ways)
 
 
 def test_a_torus_of_two_cores_keeps_them_together():
@@ -260,9 +262,9 @@ def test_slices_that_differ_hold_whole_rows_of_the_first_axis(sizes):
     assert sorted(ids.ravel().tolist()) == list(range(12))
     first = next(axis for axis, size in enumerate(sizes) if size > 1)
     rows = ids.reshape(sizes[first], -1)
-    for one in pair.parts():
-        own = np.isin(rows, one.device_ids).all(axis=1)
-        assert own.sum() * rows.shape[1] == one.num_devices
+    for torus in pair.parts():
+        own = np.isin(rows, torus.device_ids).all(axis=1)
+        assert own.sum() * rows.shape[1] == torus.num_devices
 
 
 def test_a_program_for_several_slices_runs_on_one():

@@ -108,7 +108,7 @@ def test_a_process_without_devices_knows_the_shape_of_a_box():
     assert (box.shards, box.boxes, box.holders) == ((1, 2), (2, 1), ())
 
 
-def test_what_is_wrong_names_the_process_the_axes_and_where_its_devices_are():
+def test_process_box_errors_name_the_process_axes_and_device_positions():
     dealt = Mesh({"x": 4}, processes=[0, 1, 0, 1])
     with pytest.raises(UsageError) as error:
         process_box(Layout(dealt, None, "x"), 0)

@@ -31,16 +31,16 @@ def test_a_process_holds_what_its_devices_hold(case):
     for device, process in zip(ids, layout.mesh.processes.ravel().tolist(), strict=True):
         piece = region(layout, shape, device)[dim]
         held.setdefault(process, set()).update(range(piece.start, piece.stop))
-    found = row_holders(layout, dim)
-    assert found.num_shards == layout.num_shards(dim)
+    holders = row_holders(layout, dim)
+    assert holders.num_shards == layout.num_shards(dim)
     for process in range(7):  # one without devices, too
-        slices = found.slices(size, process)
+        slices = holders.slices(size, process)
         rows = [row for piece in slices for row in range(piece.start, piece.stop)]
         assert rows == sorted(held.get(process, ()))
         ends = [edge for piece in slices for edge in (piece.start, piece.stop)]
         assert ends == sorted(set(ends)), "neighbors are one slice, and none is empty"
-        shards = {row // each for row in rows} if each else set(found.held_by(process))
-        assert set(found.held_by(process)) == shards
+        shards = {row // each for row in rows} if each else set(holders.held_by(process))
+        assert set(holders.held_by(process)) == shards
 
 
 def test_replicas_are_all_named():

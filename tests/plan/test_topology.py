@@ -79,15 +79,15 @@ def test_numbers_of_its_own_go_there_and_back(topology, chance):
     [(4, 2, 1, "TPU v5 lite"), (2, 2, 4, "TPU v4"), (4, 4, 4, "TPU v5"), (2, 2, 1, "TPU7x", False),
      (4, 4, 1, "TPU v3", False), (2, 4, 1, "TPU v6 lite", True, 3)],
 )  # fmt: skip
-def test_what_is_described_is_what_devices_say(given):
+def test_from_devices_agrees_with_parse(given):
     rows = generated(*given)
     described = from_devices(rows)
     assert parse(described.text) == described  # its ids and processes are those of the rule
-    assert described.listed_ids.tolist() == [one["id"] for one in rows]
+    assert described.listed_ids.tolist() == [row["id"] for row in rows]
     shuffled = rows[:]
     random.Random(0).shuffle(shuffled)
     assert from_devices(shuffled) == described == from_devices(as_jax(shuffled))
-    assert from_devices(shuffled).listed_ids.tolist() == [one["id"] for one in shuffled]
+    assert from_devices(shuffled).listed_ids.tolist() == [row["id"] for row in shuffled]
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["id"].startswith("aot-")],
@@ -105,8 +105,8 @@ def test_libtpus_own_numbers_are_those_of_the_rule(case):
 
 def test_a_box_begins_anywhere():
     rows = [
-        one | {"coords": tuple(c + 3 for c in one["coords"])}
-        for one in generated(2, 4, 2, "TPU v4")
+        row | {"coords": tuple(c + 3 for c in row["coords"])}
+        for row in generated(2, 4, 2, "TPU v4")
     ]
     assert from_devices(rows) == parse("v4:2x4x2")
     assert from_devices(rows).origin == (3, 3, 3)
@@ -115,8 +115,8 @@ def test_a_box_begins_anywhere():
 def test_a_part_of_a_slice_has_no_linked_ends():
     rows = generated(4, 8, 4, "TPU v4")
     assert from_devices(rows).wrap == (True, True, True)
-    lower = [one for one in rows if one["coords"][1] < 4]
-    upper = [one for one in rows if one["coords"][1] >= 4]
+    lower = [row for row in rows if row["coords"][1] < 4]
+    upper = [row for row in rows if row["coords"][1] >= 4]
     assert from_devices(lower, within=rows).text == "v4:4x4x4 wrap=xz"
     assert from_devices(upper).text == from_devices(upper, within=rows).text == "v4:4x4x4 wrap=xz"
     assert from_devices(rows[::-1], within=rows) == from_devices(rows)
@@ -140,28 +140,28 @@ def test_devices_that_are_not_in_the_whole():
         from_devices(rows, within=rows + rows)
 
 
-def test_a_box_with_holes_has_links_that_nobody_knows():
+def test_incomplete_box_of_devices_is_a_flat_topology():
     rows = generated(4, 4, 1, "TPU v5 lite")[1:]
-    found = from_devices(rows)
-    assert found.text == "flat:15 on=tpu"
-    assert sorted(found.device_ids.tolist()) == list(range(1, 16))
+    topology = from_devices(rows)
+    assert topology.text == "flat:15 on=tpu"
+    assert sorted(topology.device_ids.tolist()) == list(range(1, 16))
 
 
 def test_hosts_and_devices_without_them():
     rows = [{"id": 10 * p + d, "process": p, "platform": "gpu"} for d in range(4) for p in (5, 2)]
-    found = from_devices(rows)
-    assert found.text == "gpu:2 hosts x 4"
-    assert found.device_ids.tolist() == [[20, 21, 22, 23], [50, 51, 52, 53]]
-    assert found.processes.tolist() == [[2] * 4, [5] * 4]
+    topology = from_devices(rows)
+    assert topology.text == "gpu:2 hosts x 4"
+    assert topology.device_ids.tolist() == [[20, 21, 22, 23], [50, 51, 52, 53]]
+    assert topology.processes.tolist() == [[2] * 4, [5] * 4]
     assert from_devices(rows[1:]).text == "flat:7 on=gpu"
 
 
 def test_slices_that_differ():
-    found = parse("v5e:4x4 + v5e:2x4 x 2 slices")
-    assert found.text == "v5e:4x4 + v5e:2x4 + v5e:2x4"
-    assert found.grid == (32,)
-    assert [part.device_ids.min() for part in found.parts()] == [0, 16, 24]
-    assert [sorted({*part.processes.ravel().tolist()}) for part in found.parts()] == [
+    topology = parse("v5e:4x4 + v5e:2x4 x 2 slices")
+    assert topology.text == "v5e:4x4 + v5e:2x4 + v5e:2x4"
+    assert topology.grid == (32,)
+    assert [part.device_ids.min() for part in topology.parts()] == [0, 16, 24]
+    assert [sorted({*part.processes.ravel().tolist()}) for part in topology.parts()] == [
         [0, 1, 2, 3], [4, 5], [6, 7],
     ]  # fmt: skip
 
@@ -234,7 +234,7 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: from_json({"topology": "flat:1", "id": [1]}), "'id' is not one of"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(make, words):
+def test_invalid_topology_raises_with_the_problem(make, words):
     with pytest.raises(UsageError, match=words):
         make()
 
@@ -252,19 +252,19 @@ JSON = st.recursive(
 )
 def test_any_json_is_a_topology_or_a_usage_error(text, facts):
     try:
-        found = from_json({"topology": text, **facts})
+        topology = from_json({"topology": text, **facts})
     except UsageError:
         return
-    assert from_json(json.loads(json.dumps(to_json(found)))) == found
+    assert from_json(json.loads(json.dumps(to_json(topology)))) == topology
 
 
 @given(st.text("v5e:2x torus+=wraphocsligpun0123 9\u0663", max_size=30))
 def test_any_text_is_a_topology_or_a_usage_error(text):
     try:
-        found = parse(text)
+        topology = parse(text)
     except UsageError:
         return
-    assert parse(found.text) == found
+    assert parse(topology.text) == topology
 
 
 def test_equal_slices_are_made_once(monkeypatch):
@@ -274,13 +274,13 @@ def test_equal_slices_are_made_once(monkeypatch):
     assert len(made) == 1
     monkeypatch.undo()
     plain, count = Torus.__post_init__, len(made)
-    monkeypatch.setattr(Torus, "__post_init__", lambda one: made.append(one) or plain(one))
+    monkeypatch.setattr(Torus, "__post_init__", lambda torus: made.append(torus) or plain(torus))
     from_json({"topology": "v5e:2x2 x 1000 slices", "origin": [1, 1]})
     parse(" + ".join(["v5e:2x2"] * 1000))
     assert len(made) < count + 10
 
 
-def test_what_is_no_text_is_a_type_error():
+def test_values_that_are_not_strings_or_devices_raise_type_errors():
     with pytest.raises(UsageTypeError, match="takes the text of"):
         parse(4)
     with pytest.raises(UsageTypeError, match="neither a device"):
@@ -288,9 +288,9 @@ def test_what_is_no_text_is_a_type_error():
 
 
 def test_a_hundred_thousand_chips_are_described_at_once():
-    found = parse("v5p:16x16x32 x 16 slices")
-    assert found.num_devices == 131_072 == math.prod(found.grid)
-    assert np.unique(found.device_ids).size == 131_072
+    topology = parse("v5p:16x16x32 x 16 slices")
+    assert topology.num_devices == 131_072 == math.prod(topology.grid)
+    assert np.unique(topology.device_ids).size == 131_072
 
 
 def test_facts_that_contradict_each_other_or_are_no_numbers():

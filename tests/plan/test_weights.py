@@ -83,7 +83,7 @@ def test_the_busy_axis_has_the_wires_wherever_it_stands():
 
 def test_slices_lie_across_the_idle_axis():
     topology = parse("v5e:4x4 x 2 slices")
-    first, second = (set(one.device_ids.ravel().tolist()) for one in topology.parts())
+    first, second = (set(torus.device_ids.ravel().tolist()) for torus in topology.parts())
     for weights, across in [({"a": 1.0}, 1), ({"b": 1.0}, 0), ({"a": 2.0, "b": 3.0}, 0)]:
         ids = place(topology, {"a": 4, "b": 8}, weights=weights).device_ids
         for axis in (0, 1):
@@ -91,7 +91,7 @@ def test_slices_lie_across_the_idle_axis():
             assert (line <= first or line <= second) == (axis != across)
 
 
-def test_the_busy_axis_lies_within_hosts():
+def test_axis_of_the_largest_weight_is_placed_within_hosts():
     hosts = parse("gpu:4 hosts x 8")
     mesh = place(hosts, {"model": 8, "data": 4}, weights={"model": 1.0, "data": 0.1})
     assert all(len({*column}) == 1 for column in mesh.processes.T.tolist())
@@ -100,7 +100,7 @@ def test_the_busy_axis_lies_within_hosts():
     )
 
 
-def test_more_axes_than_are_nested_in_every_way():
+def test_weights_of_many_axes_place_every_device_once():
     torus = parse("v5p:4x4x4")
     mesh = place(torus, {"a": 2, "b": 4, "c": 2, "d": 4}, weights={"a": 1e9, "d": 1.0})
     assert sorted(mesh.device_ids.ravel().tolist()) == list(range(64))

@@ -294,7 +294,7 @@ def held_up(me):
 
 def late(me):
     """The program of process 1 is busy for longer than a feed may wait: that is no error."""
-    here = shoal.runtime.process.coordinator()
+    here = shoal.runtime.process.client()
     arrive, had_waited = here.arrive, threading.Event()
 
     def arrive_and_tell(point, *args, **options):

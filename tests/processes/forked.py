@@ -1,6 +1,6 @@
 """Real processes by the dozen: forked from one that imported everything, so a job takes moments.
 
-Each child joins a meeting place, saves, writes down how that ended, and goes. What is saved are
+Each child joins a coordinator, saves, writes down how that ended, and goes. What is saved are
 arrays of NumPy: a fork must not have touched devices before.
 """
 
@@ -69,7 +69,7 @@ class Child:
 
 
 class Forks:
-    """The process from which all are forked, and the meeting places of their jobs."""
+    """The process from which all are forked, and the coordinators of their jobs."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._folder, self._env = folder, dict(env)
@@ -84,9 +84,9 @@ class Forks:
         self._children: list[Child] = []
 
     def place(self, processes: int, name: str = "") -> str:
-        """Return the address of a meeting place for jobs of that size; jobs at once need names."""
+        """Return the address of a coordinator for jobs of that size; jobs at once need names."""
         if (processes, name) not in self._places:
-            command = [sys.executable, "-m", "shoal.runtime.server.meeting_place"]
+            command = [sys.executable, "-m", "shoal.runtime.server.coordinator"]
             server = subprocess.Popen(
                 [*command, "--processes", str(processes), "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
@@ -101,7 +101,7 @@ class Forks:
     def start(
         self, processes: int, work: str, *arguments: Any, faults: str = "", name: str = ""
     ) -> list[Child]:
-        """Fork a job: every process calls `work(coordinator, *arguments)` of this file."""
+        """Fork a job: every process calls `work(client, *arguments)` of this file."""
         address = self.place(processes, name)
         started = []
         for process in range(processes):
@@ -161,29 +161,29 @@ def tree_of(seed: int, process: int | None = None) -> dict[str, Any]:
     return tree
 
 
-def save_step(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
+def save_step(client: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step."""
     from shoal.checkpoint.saving.save import save
 
-    tree = tree_of(seed, coordinator.process)
-    save.on(coordinator, path, tree, step=step, name="a step", timeout_s=timeout_s)
+    tree = tree_of(seed, client.process)
+    save.on(client, path, tree, step=step, name="a step", timeout_s=timeout_s)
 
 
-def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
+def save_behind(client: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step in a thread."""
     from shoal.checkpoint.blocks.memory import Arena
     from shoal.checkpoint.saving.background import start_save
-    from shoal.checkpoint.saving.save import request_of
+    from shoal.checkpoint.saving.save import save_request
 
-    tree = tree_of(seed, coordinator.process)
-    request = request_of(path, step=step, name="a step", timeout_s=timeout_s)
-    with coordinator.call("save", "main"):
-        saving = start_save(coordinator, request, tree, arena=Arena())
+    tree = tree_of(seed, client.process)
+    request = save_request(path, step=step, name="a step", timeout_s=timeout_s)
+    with client.call("save", "main"):
+        saving = start_save(client, request, tree, arena=Arena())
     tree["large"][:] = -1
     saving.wait()
 
 
-def save_many(coordinator: Any, beside: str, first: int, end: int) -> None:
+def save_many(client: Any, beside: str, first: int, end: int) -> None:
     """Save steps one after the other, those before too if they are complete but not committed.
 
     `beside`: the path of another step.
@@ -192,11 +192,11 @@ def save_many(coordinator: Any, beside: str, first: int, end: int) -> None:
 
     for step in range(first, end):
         path = f"{beside.rpartition('/')[0]}/{step}"
-        if coordinator.process == 0:
+        if client.process == 0:
             store = store_at(path, "")
             store.recover()
             store.collect_garbage(idle_s=0)
-        save_step(coordinator, path, step, step, 30.0)
+        save_step(client, path, step, step, 30.0)
 
 
 # What changes or reads files and directories, and what asks a bucket.
@@ -211,20 +211,20 @@ REQUESTS = (
 
 
 def overwrite(
-    coordinator: Any, path: str, seed: int, timeout_s: float, victim: int = 0, dies_at: int = 0
+    client: Any, path: str, seed: int, timeout_s: float, victim: int = 0, dies_at: int = 0
 ) -> None:
     """Overwrite a checkpoint; `victim` is killed before its call of that number, from 1."""
     import shoal.checkpoint.bucket.transport as transport
     from shoal.checkpoint.saving.save import save
 
-    tree = tree_of(seed, coordinator.process)
+    tree = tree_of(seed, client.process)
     is_bucket = "://" in path
     if not is_bucket:
-        os.environ["SHOAL_LEASE_S"] = "0.01"  # what is left of the save before is stale
-    if coordinator.process == victim:
+        os.environ["SHOAL_SAVE_LEASE_S"] = "0.01"  # what is left of the save before is stale
+    if client.process == victim:
         owner, names = (transport.ObstoreObjects, REQUESTS) if is_bucket else (os, CALLS)
         _kill_at(owner, names, dies_at)
-    save.on(coordinator, path, tree, overwrite=True, name="a step", timeout_s=timeout_s)
+    save.on(client, path, tree, overwrite=True, name="a step", timeout_s=timeout_s)
 
 
 def _kill_at(owner: Any, names: Sequence[str], number: int) -> None:
@@ -248,15 +248,15 @@ def _child(order: Mapping[str, Any]) -> None:
 
     os.environ["SHOAL_FAULTS"] = order["faults"]
     said: dict[str, Any] = {"error": None}
-    coordinator = join(**order["join"], token=TOKEN, timeout_s=30.0)
+    client = join(**order["join"], token=TOKEN, timeout_s=30.0)
     # Which process this is, for points of code that knows no coordinator.
     os.environ["SHOAL_PROCESS_ID"] = str(order["join"]["process"])
     try:
-        globals()[order["work"]](coordinator, *order["arguments"])
+        globals()[order["work"]](client, *order["arguments"])
     except BaseException as error:  # noqa: BLE001 - told
         facts = {key: value for key, value in vars(error).items() if _is_plain(value)}
         said = {**facts, "error": type(error).__name__, "message": str(error)}
-    coordinator.close()
+    client.close()
     out = Path(order["out"])
     out.with_suffix(".new").write_text(json.dumps(said))
     out.with_suffix(".new").rename(out)

@@ -11,7 +11,7 @@ from pathlib import Path
 import shoal
 from shoal.errors import ProcessLostError
 from shoal.runtime.clouds import gce
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 
 NOTICED_AFTER = 3  # turns
 
@@ -95,7 +95,7 @@ def lose_one() -> list[object]:
 
 def until_noticed() -> None:
     """Wait until this process knows of a notice."""
-    stop = coordinator().stop
+    stop = client().stop
     while True:
         changes = stop.changes
         if shoal.preemption.notice() is not None:

@@ -77,7 +77,7 @@ class Scene:
         self.history.wait()
         self.held = threading.Event()  # set: saves are written, and notices answered
         self.held.set()
-        reach, here = fault_points.reach, process.coordinator()
+        reach, here = fault_points.reach, process.client()
         report_stop = here.report_stop
 
         def hold(point: str, *more: Any, **options: Any) -> None:
@@ -181,7 +181,7 @@ def _prepare(scene: Scene, call: str) -> None:
     if call == "preempted":
         shoal.barrier("held")
         if me == 1:
-            process.coordinator().give_notice(ReceivedNotice(f"notice {scene.step}", "file"))
+            process.client().give_notice(ReceivedNotice(f"notice {scene.step}", "file"))
             while shoal.preemption.notice() is None:
                 time.sleep(LOOK_S)
 

@@ -47,35 +47,35 @@ def program_of(seed, *, deadly=False):
 
 def play(seeds):
     """Play programs one after the other in one job; return how the calls of each ended."""
-    coordinator, played = process.coordinator(), []
+    client, played = process.client(), []
     for number, seed in enumerate(seeds):
-        one = Play(coordinator, program_of(seed), 100 * number)
+        one = Play(client, program_of(seed), 100 * number)
         one.make_all_calls()
         lanes = ["main", "side"] if one.program.in_lane("side") else ["main"]
         ends = [
-            [lane, programs.come_together(coordinator, one.program, lane, timeout_s=PATIENCE_S)]
+            [lane, programs.come_together(client, one.program, lane, timeout_s=PATIENCE_S)]
             for lane in lanes
         ]
-        clear.on(coordinator, timeout_s=PATIENCE_S)
+        clear.on(client, timeout_s=PATIENCE_S)
         played.append({"calls": one.calls, "ends": ends, "stops": one.stops})
     return played
 
 
 def survive(seed):
     """Play a program in which processes are killed; those that live agree and meet at last."""
-    coordinator = process.coordinator()
-    one = Play(coordinator, program_of(seed, deadly=True), 0)
+    client = process.client()
+    one = Play(client, program_of(seed, deadly=True), 0)
     one.make_all_calls()
-    programs.agree_at_last(coordinator, one.program, timeout_s=PATIENCE_S)
+    programs.agree_at_last(client, one.program, timeout_s=PATIENCE_S)
     return [call[1] - call[2] for call in one.calls]
 
 
 class Play:
     """One program on one process."""
 
-    def __init__(self, coordinator, program, first_step):
-        self.coordinator, self.program, self.first_step = coordinator, program, first_step
-        self.me = coordinator.process
+    def __init__(self, client, program, first_step):
+        self.client, self.program, self.first_step = client, program, first_step
+        self.me = client.process
         self.calls = []  # of `Ended`
         self.stops = []  # [step, what `preempted` returned]
         self.threads = []
@@ -112,10 +112,10 @@ class Play:
             with self._disturbed(faults):
                 if operation.kind == "step":
                     step = self.first_step + at
-                    stop = preempted.on(self.coordinator, step, timeout_s=timeout_s)
+                    stop = preempted.on(self.client, step, timeout_s=timeout_s)
                     self.stops.append([step, stop])
                 else:
-                    assert programs.perform(self.coordinator, operation, at, faults), operation
+                    assert programs.perform(self.client, operation, at, faults), operation
         except (ShoalError, KeyboardInterrupt) as raised:
             error, is_own = repr(raised), isinstance(raised, KeyboardInterrupt)
         if at >= 0:
@@ -129,7 +129,7 @@ class Play:
             if fault.kind == "late":
                 self._stop_for(fault.value * TIME)
             elif fault.kind == "notice":
-                self.coordinator.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
+                self.client.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
             elif fault.kind == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif fault.kind == "interrupt":

@@ -122,7 +122,7 @@ def test_an_address_among_the_names_of_hosts_is_as_good_for_jax(job, authority, 
 
 
 @needs_tls
-def test_with_a_prefix_the_splices_stay(job, right):
+def test_certificates_with_a_prefix_keep_the_proxies(job, right):
     row = {**right, PREFIX.upper(): "spiffe://job/"}
     ended = run(job, row, row)
     assert [one.code for one in ended] == [0, 0], ended

@@ -15,11 +15,11 @@ from checkpoint.saved_contents import CLEAN, files_of, kept, same_bits
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.saving.background import start_save
-from shoal.checkpoint.saving.save import request_of, save
+from shoal.checkpoint.saving.save import save, save_request
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import ProcessLostError, SaveAbortedError
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 from shoal.testing.cluster import Cluster
 
 SPECS = {
@@ -60,7 +60,7 @@ def saves(root):
     arena = Arena()
     step = jax.jit(lambda x: x * 2, donate_argnums=0)
     for turn in range(2):
-        saving = start_save(coordinator(), request_of(f"{root}/behind{turn}"), tree, arena=arena)
+        saving = start_save(client(), save_request(f"{root}/behind{turn}"), tree, arena=arena)
         x = tree["rows"]
         for _ in range(3):
             x = step(x)
@@ -95,17 +95,17 @@ def dies(root):
     """Save; process 2 is killed in the middle. Say how it went, and that the program goes on."""
     index = shoal.process_index()
     tree = {name: spread(spec) for name, spec in SPECS.items()}
-    saving = start_save(coordinator(), request_of(f"{root}/a"), tree, arena=Arena())
+    saving = start_save(client(), save_request(f"{root}/a"), tree, arena=Arena())
     try:
         saving.wait(30)
         told = "saved"
     except SaveAbortedError as error:
         told = f"{error.processes} {error.exit_code}"
     # The save has told nobody's main line: that is still to come.
-    while not coordinator().troubles.any():
-        coordinator().members(timeout_s=30)
+    while not client().peer_losses.any():
+        client().members(timeout_s=30)
     try:
-        coordinator().check("the next step")
+        client().check("the next step")
     except ProcessLostError as error:
         told += f" then {sorted(error.lost)}"
     shoal.barrier("all have looked", processes=[0, 1, 3])

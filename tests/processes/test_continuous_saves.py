@@ -57,7 +57,7 @@ def test_2000_steps_of_random_length_are_saved_alike_though_two_processes_freeze
     for earlier, later in itertools.pairwise(saved):
         passed = [sum(earlier < step < later for step in idle) for _, idle in results]
         assert min(passed) == 0, (earlier, later, passed)
-    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+    with Checkpoints(tmp_path, client=LocalJob(1).clients[0]) as ckpts:
         assert ckpts.all_steps() == (*saved[-2:],)
         assert ckpts.restore()["w"].tolist() == [saved[-1]] * 1000
 

@@ -19,7 +19,7 @@ say("ready")
 """
 
 
-class Coordinator:
+class CoordinatorCommand:
     """The command at work, and what it said."""
 
     def __init__(self, env, *options, before=()):
@@ -53,13 +53,13 @@ def start(job):
     started = []
 
     def start(*options, before=(), **env):
-        started.append(Coordinator({**job.env, **env}, *options, before=before))
+        started.append(CoordinatorCommand({**job.env, **env}, *options, before=before))
         return started[-1]
 
     yield start
-    for coordinator in started:
-        coordinator.popen.kill()
-        coordinator.finish() if not coordinator.popen.stdout.closed else None
+    for command in started:
+        command.popen.kill()
+        command.finish() if not command.popen.stdout.closed else None
 
 
 def start_all(job, variables, script=SCRIPT):
@@ -76,8 +76,8 @@ def await_words(words, *processes):
 
 
 def test_a_job_meets_there_and_both_end_with_it(job, said, start):
-    coordinator = start()
-    told, variables = coordinator.told(), coordinator.variables()
+    command = start()
+    told, variables = command.told(), command.variables()
     assert told["coordinator"] == variables["SHOAL_COORDINATOR"]
     assert told["jax_service"] == variables["SHOAL_JAX_SERVICE"]
     assert told["token"] == variables["SHOAL_TOKEN"]
@@ -86,7 +86,7 @@ def test_a_job_meets_there_and_both_end_with_it(job, said, start):
     for one in job.wait():
         assert (one.code, one.err) == (0, ""), one
         assert said(one).splitlines() == ["15.0", "ready"]
-    assert coordinator.finish() == (0, "", "")
+    assert command.finish() == (0, "", "")
     assert job.leaves_no_orphan()
 
 
@@ -101,8 +101,8 @@ except ProcessLostError as error:
 barrier("the others", processes=[1, 2])
 say("met")
 """
-    coordinator = start(SHOAL_TOKEN="ours")
-    told = coordinator.told()
+    command = start(SHOAL_TOKEN="ours")
+    told = command.told()
     assert "token" not in told
     variables = {
         "SHOAL_COORDINATOR": told["coordinator"],
@@ -115,49 +115,49 @@ say("met")
     for one in job.wait()[1:]:
         assert (one.code, one.err) == (0, ""), one
         assert said(one).splitlines()[-2:] == ["lost 0", "met"]
-    assert coordinator.finish()[0] == 0
+    assert command.finish()[0] == 0
     assert job.leaves_no_orphan()
 
 
-def test_it_keeps_for_one_job_after_the_other(job, start):
-    coordinator = start("--keep", before=["nohup"])
-    first, variables = coordinator.told(), coordinator.variables()
+def test_keep_serves_one_job_after_another(job, start):
+    command = start("--keep", before=["nohup"])
+    first, variables = command.told(), command.variables()
     for _ in range(2):
         start_all(job, variables)
         assert {one.code for one in job.wait()} == {0}
-        coordinator.popen.send_signal(signal.SIGHUP)  # as at the end of the terminal
-    second = coordinator.told()
+        command.popen.send_signal(signal.SIGHUP)  # as at the end of the terminal
+    second = command.told()
     assert {**second, "pids": first["pids"]} == first
-    coordinator.popen.send_signal(signal.SIGTERM)
-    assert coordinator.finish()[0] == 128 + signal.SIGTERM
+    command.popen.send_signal(signal.SIGTERM)
+    assert command.finish()[0] == 128 + signal.SIGTERM
     assert job.leaves_no_orphan()
 
 
-def test_the_end_of_a_service_is_said(job, start):
-    coordinator = start()
-    told, variables = coordinator.told(), coordinator.variables()
+def test_end_of_a_service_is_printed(job, start):
+    command = start()
+    told, variables = command.told(), command.variables()
     processes = start_all(job, variables, SCRIPT + "while True:\n    barrier('again')\n")
     await_words("ready", *processes)
     os.kill(told["pids"]["jax_service"], signal.SIGKILL)
     for one in job.wait():
         assert one.code == 71, one
         assert "JAX's service" in one.err.splitlines()[0], one
-    code, _, err = coordinator.finish()
+    code, _, err = command.finish()
     assert code == 71
     assert "JAX's service ended, code -9" in err
     assert job.leaves_no_orphan()
 
 
 def test_its_own_death_ends_both(job, start):
-    coordinator = start()
-    coordinator.told()
-    coordinator.popen.kill()
+    command = start()
+    command.told()
+    command.popen.kill()
     assert job.leaves_no_orphan()
 
 
-def test_what_is_wrong_is_said(job, start):
-    coordinator = start()
-    port = coordinator.told()["coordinator"].rpartition(":")[2]
+def test_taken_port_and_invalid_options_are_printed(job, start):
+    command = start()
+    port = command.told()["coordinator"].rpartition(":")[2]
     taken = start("--port", port)
     code, out, err = taken.finish()
     assert (code, out) == (74, "")

@@ -82,7 +82,7 @@ def test_one_folder_may_have_a_name_on_each_process(job, tmp_path):
     assert job.run(under_two_names, str(tmp_path)) == [(0, [2, 3], 3.0)] * 2
 
 
-def test_all_resume_from_the_step_before_whoever_reads_the_damage(job, tmp_path):
+def test_all_resume_from_the_previous_step_whichever_process_reads_the_damage(job, tmp_path):
     found = job.run(resumed, str(tmp_path))
     assert found[0] == found[1]
     assert found[0] == [(kind, 76, 2, 2.0, 3, [3, 4]) for kind in KINDS]

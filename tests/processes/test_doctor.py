@@ -154,7 +154,7 @@ def paths(folder):
     return os.pathsep.join([str(folder), source, sysconfig.get_path("purelib")])
 
 
-def test_nothing_is_wrong_here(see, tmp_path):
+def test_doctor_of_a_healthy_job_has_no_findings(see, tmp_path):
     both = see("-n", "2", "--devices", "2", "--shared", str(tmp_path), "--json")
     code, out = both.ended()
     said = json.loads(out)
@@ -170,7 +170,7 @@ def test_nothing_is_wrong_here(see, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_all_that_can_differ(see, address, tmp_path):
+def test_doctor_reports_differing_versions_clocks_and_directories(see, address, tmp_path):
     """Versions and the clock; and a folder that is another one in each process."""
     other = tmp_path / "other"
     installed(other, jax="9.9.9", shoal="0.0.1")
@@ -215,7 +215,7 @@ def test_a_taken_port(see_fork):
 
 def test_the_port_of_a_job_that_runs(see_fork, child_env):
     """As `kubectl exec POD -- shoal doctor --alone` on process 0."""
-    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "2"]
+    place = [sys.executable, "-m", "shoal.runtime.server.coordinator", "--processes", "2"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([*place, "--until-stdin-closes"], env=child_env, **pipes) as popen:
         address = json.loads(popen.stdout.readline())["address"]

@@ -48,8 +48,8 @@ def as_clients(jobs):
 
 
 def meets_as_dtensor_says():
-    coordinator = os.environ["SHOAL_COORDINATOR"]
-    as_clients(f"{coordinator},{coordinator}")
+    address = os.environ["SHOAL_COORDINATOR"]
+    as_clients(f"{address},{address}")
     me = dtensor.client_id()
     early = refused(lambda: dtensor.num_global_devices("CPU"))
     decided = decide(Arguments(), os.environ)

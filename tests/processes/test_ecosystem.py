@@ -31,7 +31,7 @@ needs_libraries = pytest.mark.skipif(
 
 @needs_libraries
 @pytest.mark.timeout(360)  # nine processes, which compile as users do
-def test_they_are_saved_killed_and_resumed_on_another_mesh(tmp_path, child_env):
+def test_recipes_resume_on_another_mesh_after_a_kill(tmp_path, child_env):
     for name in ecosystem.RECIPES:
         with Cluster(2, devices=2, env=child_env, start_method="fork", faults=KILLED) as cluster:
             cluster.start(ecosystem.train, name, str(tmp_path / name), STEPS)

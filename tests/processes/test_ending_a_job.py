@@ -110,7 +110,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_failed_process(job):
     threading.Thread(target=threading.Event().wait).start()
     barrier("after")
     """
-    survivor, _ = job.run(2, script, SHOAL_ABORT_AFTER_S="0.5")
+    survivor, _ = job.run(2, script, SHOAL_HANG_TIMEOUT_S="0.5")
     assert survivor.code == 71, survivor
     assert "did not exit by itself" in survivor.err.splitlines()[-1]
     assert survivor.ended_s < 30
@@ -137,7 +137,7 @@ def test_signals_still_end_a_process(job):
 
 
 @pytest.mark.usefixtures("interpreters")
-def test_ctrl_c_is_told_to_the_others(job):
+def test_ctrl_c_in_one_process_raises_on_the_others(job):
     script = """
     initialize()
     barrier("ready")
@@ -216,7 +216,7 @@ def test_a_forked_child_ends_as_it_wants_to(job, said):
     assert job.leaves_no_orphan()
 
 
-def test_a_dead_meeting_place_is_a_python_error(job):
+def test_killed_coordinator_raises_a_python_exception(job):
     script = """
     initialize()
     global_sum()
@@ -224,11 +224,11 @@ def test_a_dead_meeting_place_is_a_python_error(job):
     say("ready")
     threading.Event().wait() if index == 1 else barrier("after")
     """
-    one = job.start(0, 2, "import threading\n" + dedent(script), SHOAL_ABORT_AFTER_S="1")
+    one = job.start(0, 2, "import threading\n" + dedent(script), SHOAL_HANG_TIMEOUT_S="1")
     other = job.start(1, 2, "import threading\n" + dedent(script))
     one.until_said("ready")
     other.until_said("ready")
-    (place,) = job.descendants(of="shoal.runtime.server.meeting_place")
+    (place,) = job.descendants(of="shoal.runtime.server.coordinator")
     os.kill(place, signal.SIGKILL)
     ended = job.wait_for(0)
     assert ended.code == 71, ended

@@ -51,7 +51,7 @@ def test_killed_while_sums_are_in_flight(job):
 
 
 @pytest.mark.usefixtures("interpreters")
-def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
+def test_exit_code_that_python_hides_is_not_turned_into_success(job):
     ends = """
 try:
     barrier("never")
@@ -84,7 +84,7 @@ except Exception as error:
 @pytest.mark.parametrize("ends", ["train()", CAUGHT], ids=["at once", "caught first"])
 def test_an_error_of_the_runtime_is_explained(job, ends):
     one_device = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
-    survivor = kill_1(job, one_device + TRAINING + ends, SHOAL_ABORT_AFTER_S="5")
+    survivor = kill_1(job, one_device + TRAINING + ends, SHOAL_HANG_TIMEOUT_S="5")
     assert survivor.code == 71, survivor
     assert survivor.ended_s < 15
     assert job.leaves_no_orphan()
@@ -127,7 +127,7 @@ raise RuntimeError("in flight")
 
 ENDS_FIRST = """
 import atexit, pathlib, time
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 barrier("ready")
 if index == 0:
     jax.set_mesh(Mesh(devices, "x"))
@@ -138,7 +138,7 @@ else:
         time.sleep(0.01)
     until = time.monotonic() + 1
     while time.monotonic() < until:
-        assert coordinator().members(timeout_s=30)[0].state == "here"
+        assert client().members(timeout_s=30)[0].state == "here"
     say(total(array)[0])
 """
 
@@ -157,11 +157,11 @@ ENDS_ALONE = (
     IN_FLIGHT
     + """
 from shoal.runtime.exit import unfinished
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 unfinished._ALONE_S = 0.1
 barrier("ready")
 def ending():
-    one = coordinator().members(timeout_s=30)[0]
+    one = client().members(timeout_s=30)[0]
     return one if unfinished.HAS_ENDED in one.last_words else None
 if index == 0:
     total(array)
@@ -185,7 +185,7 @@ def test_a_program_that_no_other_process_runs_keeps_none_that_waits(job):
 def test_a_program_that_no_other_process_runs_has_a_deadline(job):
     waits = """
 else:
-    while coordinator().members(timeout_s=30)[0].state == "here":
+    while client().members(timeout_s=30)[0].state == "here":
         pass
 """
     ended, _ = job.run(2, ENDS_ALONE + waits, SHOAL_TIMEOUT_S="0.5")

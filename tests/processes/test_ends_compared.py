@@ -99,19 +99,19 @@ def test_equal_calls_end_as_before(tmp_path, child_env):
     assert (job.returncode, job.stdout.count("| 2.0")) == (0, 2), job
 
 
-def test_one_that_ends_later_finds_the_difference_and_the_first_stays_gone(tmp_path):
+def test_later_exit_finds_the_difference_and_the_first_exit_stands(tmp_path):
     first, second = ended(tmp_path, f"until('left', 0) if me else None\n{PUT}; print('last')")
     assert (first.code, second.code) == (0, 70), (first, second)
     assert "process 1 1 call, digest " in (said := " ".join(second.err.split()))
     assert ", the last put at train.py:" in said
 
 
-def test_one_that_never_ends_is_not_waited_for(tmp_path):
+def test_exit_does_not_wait_for_a_process_that_never_ends(tmp_path):
     (one,) = ended(tmp_path, f"if me: threading.Event().wait()\n{PUT}", only=[0])
     assert (one.code, one.err) == (0, "")
 
 
-def test_what_only_some_hold_in_common_ends_only_these(tmp_path):
+def test_difference_in_a_group_fails_only_its_processes(tmp_path):
     script = """
 two = shoal.Layout(shoal.make_mesh({"x": 2}, devices=jax.devices()[:2]), None)
 if me < 2: shoal.put(ones + odd, two)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from quiet_ports import quiet_row
-from shoal.runtime.system.service_commands import MEETING_PLACE
+from shoal.runtime.system.service_commands import COORDINATOR
 
 NEEDS_ROOT = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
@@ -19,7 +19,7 @@ NEEDS_ROOT = pytest.mark.skipif(
 # What `shoal.initialize` starts first, where no directory can be written.
 START = f"""
 from shoal.runtime.system.child_process import Spawned
-place = Spawned({MEETING_PLACE!r}, "--processes", "1", "--until-stdin-closes")
+place = Spawned({COORDINATOR!r}, "--processes", "1", "--until-stdin-closes")
 line = place.first_line(60)
 place.stdin.close()
 assert line.startswith(b'{{"address"'), place.last_words()

@@ -83,7 +83,7 @@ def test_rows_that_several_processes_read_must_be_equal(told):
     assert any("prefetch=" in one["diverged"]["replicas"] for one in told)
 
 
-def test_all_leave_at_the_same_batch_or_are_told(told):
+def test_all_processes_leave_a_feed_at_the_same_batch_or_raise(told):
     assert told[0]["early"] == [1]
     for _, kind, words, _ in of(told[1:], "early"):
         assert kind == "DivergenceError"
@@ -131,7 +131,7 @@ def test_a_feed_goes_on_in_a_job_of_other_processes():
             assert sorted(came.tolist()) == [*numbers]
 
 
-def test_who_waits_for_a_process_that_dies_is_told():
+def test_feed_that_waits_for_a_killed_process_raises():
     with Cluster(3, devices=2, start_method="fork") as cluster:
         cluster.start(feeding.dies)
         for process in (0, 2):

@@ -74,7 +74,7 @@ def test_loops_that_all_leave_early(told):
     assert of(told, "again_and_again") == [[6, 12, 18, 24]] * 3
 
 
-def test_an_interrupt_is_told_to_the_others(told):
+def test_interrupt_in_a_feed_raises_on_the_others(told):
     first, *others = of(told, "interrupted")
     assert first == "KeyboardInterrupt"
     for count, kind, words, failed in others:

@@ -1,6 +1,6 @@
 """However a program ends, the others hear its own words, whoever has hooked the interpreter.
 
-Real processes at a real meeting place, with the guard of this process and without JAX.
+Real processes at a real coordinator, with the guard of this process and without JAX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.runtime.exit.guard import ExitGuard
 job = join(sys.argv[1], process=int(sys.argv[2]), num_processes=int(sys.argv[3]), timeout_s=60)
 guard = ExitGuard()
 guard.hook()
-guard.watch(job, is_idle=lambda: True, work_until_now=lambda: lambda: True, leave=job.close,
+guard.watch(job, is_idle=lambda: True, issued_work=lambda: lambda: True, leave=job.close,
             compare=bool, parts_together=False)
 
 class Unsayable(Exception):
@@ -121,7 +121,7 @@ job = join(sys.argv[1], process=0, num_processes=1, timeout_s=60)
 guard = ExitGuard()
 guard.hook()
 yes = "yes".isalpha  # a lambda would hold the program's names
-guard.watch(job, is_idle=yes, work_until_now=functools.partial(getattr, "yes", "isalpha"),
+guard.watch(job, is_idle=yes, issued_work=functools.partial(getattr, "yes", "isalpha"),
             leave=job.close, compare=bool, parts_together=False)
 log = open("log.txt", "w")
 log.write("epoch 0")
@@ -140,10 +140,10 @@ LEAVES = {
 def ended(tmp_path, child_env):
     """Run all of them as one job with this process: {end: (what it is told, code, stderr)}."""
     count = len(ENDS) + 1
-    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", str(count)]
+    place = [sys.executable, "-m", "shoal.runtime.server.coordinator", "--processes", str(count)]
     server = subprocess.Popen([*place, "--until-empty"], stdout=subprocess.PIPE, env=child_env)
     address = json.loads(server.stdout.readline())["address"]
-    env = {**child_env, "SHOAL_ABORT_AFTER_S": "0.5"}
+    env = {**child_env, "SHOAL_HANG_TIMEOUT_S": "0.5"}
     programs = []
     for process, (end, (script, *_)) in enumerate(ENDS.items(), 1):
         path = tmp_path / str(process) / "train.py"
@@ -164,7 +164,7 @@ def ended(tmp_path, child_env):
 @pytest.mark.parametrize("end", LEAVES, ids=["returns", "raises", "watches signals"])
 def test_files_that_a_program_leaves_open_are_written(end, tmp_path, child_env):
     """As at the end of any Python program, though threads of shoal may outlive its names."""
-    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "1"]
+    place = [sys.executable, "-m", "shoal.runtime.server.coordinator", "--processes", "1"]
     command = [*place, "--until-empty"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_env) as server:
         address = json.loads(server.stdout.readline())["address"]
@@ -192,7 +192,7 @@ def _told(address, count, programs):
     me.close()
 
 
-def test_the_others_hear_how_a_program_ended_in_its_own_words(ended):
+def test_peers_get_the_end_of_a_program_in_its_own_words(ended):
     found = {}
     for process, (end, (error, code, err)) in enumerate(ended.items(), 1):
         first, more = str(error), error.details.splitlines()

@@ -13,7 +13,7 @@ from meta.source import ROOT
 
 
 @pytest.mark.timeout(600)
-def test_what_passes_with_jax_alone_passes_in_each_way(request, child_env):
+def test_jax_tests_pass_in_each_way_of_launching(request, child_env):
     checkout = request.config.getoption("--jax-tests")
     if checkout is None:
         pytest.skip("needs --jax-tests, a checkout of JAX")

@@ -21,10 +21,10 @@ import atexit, os, queue, signal, sys
 import shoal
 from shoal.errors import *
 from shoal.runtime.barrier import barrier
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 
 def others_wait():
-    here = coordinator()
+    here = client()
     while sum(member.is_waiting for member in here.members(timeout_s=60)) < here.num_processes - 1:
         pass
 
@@ -64,7 +64,7 @@ def stalls(index):
             barrier("step")
 
 def frozen(index):
-    lowest = coordinator().members(timeout_s=60)[0].pid
+    lowest = client().members(timeout_s=60)[0].pid
     barrier("ready")
     if index == 0: os.kill(os.getpid(), signal.SIGSTOP)
     if index == 1:
@@ -105,7 +105,7 @@ def own_lines(ended):
     return said.splitlines()
 
 
-def test_one_line_each_and_one_report(run, job):
+def test_each_process_prints_one_line_and_one_prints_the_report(run, job):
     path = job.folder / "failure.json"
     first, failed, other = run("fails(index)", SHOAL_FAILURE_FILE=str(path))
     line = f"stopped at barrier 'step' (train.py:19): process 1 raised {NO_FILE} (train.py:13)"
@@ -173,7 +173,7 @@ def test_without_the_coordinator_process_0_reports(job, number):
         job.start(index, 3, script, SHOAL_LOST_AFTER_S="2", SHOAL_HEARTBEAT_S="0.5")
     for process in job.processes:
         process.until_said("ready")
-    (place,) = job.descendants(of="shoal.runtime.server.meeting_place")
+    (place,) = job.descendants(of="shoal.runtime.server.coordinator")
     os.kill(place, number)
     first, *others = job.wait()
     assert [one.code for one in (first, *others)] == [71] * 3, first.err
@@ -189,7 +189,7 @@ def test_without_the_coordinator_process_0_reports(job, number):
 
 
 def test_a_deadline_names_the_process_that_did_not_arrive(run):
-    first, missing, other = run("late(index)", SHOAL_ABORT_AFTER_S="0.5")
+    first, missing, other = run("late(index)", SHOAL_HANG_TIMEOUT_S="0.5")
     line = "stopped at barrier 'batch' (train.py:34): process 1 of 3 did not reach barrier 'batch'"
     assert own_lines(other) == [f"shoal: process 2 of 3: {line}"]
     lines = own_lines(first)
@@ -220,7 +220,7 @@ def test_a_stall_is_reported_as_the_stall(run):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("waits", WAITS)
-def test_who_waits_for_whom_in_a_stall_is_said(job, waits):
+def test_stall_report_names_which_process_waits_for_which(job, waits):
     program, words = WAITS[waits]
     text = HEAD_OF_STALLS.replace("shoal.initialize(virtual_devices=1)", JOINS) + program
     (job.folder / "train.py").write_text(text)
@@ -345,7 +345,7 @@ def test_the_process_that_failed_first_is_named(job, end):
     path = job.folder / "failure.json"
     for index in range(3):
         job.start(index, 3, IMPORT, COLUMNS="200", SHOAL_FAILURE_FILE=str(path),
-                  SHOAL_ABORT_AFTER_S="5")  # fmt: skip
+                  SHOAL_HANG_TIMEOUT_S="5")  # fmt: skip
     lives_on = "os.execv" in program
     ended = [job.wait_for(index) for index in ((0, 2) if lives_on else range(3))]
     (report,) = [one for one in ended if "shoal: failed" in one.err] or [ended]

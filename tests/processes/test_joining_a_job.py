@@ -32,7 +32,7 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     process.shutdown()
     import atexit
     atexit.register(lambda: say("ends", process.process_index(), process.process_count()))
-    for ask in (process.coordinator, lambda: barrier("alone")):
+    for ask in (process.client, lambda: barrier("alone")):
         try:
             ask()
         except InitializeError as error:
@@ -79,7 +79,7 @@ def test_the_arguments_of_jax_distributed(job, said, tmp_path):
     assert [said(one) for one in ended] == ["1.0 0\nTrue", "1.0 1"], ended
 
 
-def test_again_with_some_of_the_arguments(job, said):
+def test_initialize_again_accepts_a_subset_of_the_arguments(job, said):
     """What is not given contradicts nothing."""
     script = """
     initialize()
@@ -96,7 +96,7 @@ def test_again_with_some_of_the_arguments(job, said):
         assert said(one) == f"num_processes: 2 before, 3 now {address}"
 
 
-def test_again_with_the_numbers_of_a_launcher_and_where_they_meet(job, said):
+def test_initialize_again_accepts_the_values_of_the_launcher(job, said):
     """Without an address: this launcher's processes meet in a directory of this host."""
     script = """
     process.initialize(virtual_devices=1)
@@ -144,7 +144,7 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
     ],
     ids=["missing peer", "wrong count"],
 )
-def test_what_is_wrong_with_a_job_is_an_error_on_every_process(job, who, words):
+def test_contradicting_jobs_raise_on_every_process(job, who, words):
     script = "initialize(timeout_s=8)\n"
     for index, count in who.items():
         job.start(index, count, script)
@@ -168,7 +168,7 @@ def test_an_index_that_comes_twice_is_an_error_on_every_process(job, twice):
     assert job.leaves_no_orphan()
 
 
-def test_nobody_listens(job):
+def test_joining_without_a_listener_is_reported(job):
     job.start(1, 2, "initialize(timeout_s=1)\n")
     (one,) = job.wait()
     assert one.code == 74, one
@@ -191,7 +191,7 @@ def test_a_port_that_is_taken_is_an_error_of_process_0(job):
     assert job.address in one.err
 
 
-def test_too_late_and_alone(job, said):
+def test_initialize_after_devices_were_started_raises(job, said):
     script = """
     import jax
     jax.config.update("jax_num_cpu_devices", 3)
@@ -257,10 +257,10 @@ def test_one_job_after_the_other_at_one_address(job, said):
     assert job.leaves_no_orphan()
 
 
-def test_process_0_dies_before_anybody_could_meet(job):
+def test_death_of_process_0_while_joining_ends_the_wait(job):
     script = """
-    from shoal.runtime.startup import meeting_address
-    meeting_address.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    from shoal.runtime.startup import coordinator_address
+    coordinator_address.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     initialize()
     """
     job.start(0, 2, script)
@@ -272,7 +272,7 @@ def test_process_0_dies_before_anybody_could_meet(job):
     assert job.leaves_no_orphan()
 
 
-def test_who_catches_a_failed_start_lives_on_without_the_services(job):
+def test_process_that_catches_a_failed_start_continues_without_the_services(job):
     script = """
     from shoal.runtime.jax_service import jax_runtime
     install = jax_runtime.install

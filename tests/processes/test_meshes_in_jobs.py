@@ -84,7 +84,7 @@ def make_otherwise():
     return told
 
 
-def test_what_differs_is_everybodys_error(cluster):
+def test_different_meshes_raise_on_every_process(cluster):
     one, other = cluster.run(make_otherwise)
     words = [("axes x=2 y=2", "axes x=4 y=1"), ("device 0: cpu", "device 2049: cpu"),
              ("options none", "options across={'x': 2}"),
@@ -120,7 +120,7 @@ def come_late():
     return told
 
 
-def test_who_does_not_come_is_named(cluster):
+def test_process_that_does_not_call_make_mesh_is_named(cluster):
     (missing, words), late = cluster.run(come_late)
     assert missing == [1]
     assert "make_mesh" in words
@@ -133,7 +133,7 @@ def make_one():
 
 
 @pytest.mark.parametrize("point", ["make_mesh.before_arrive", "make_mesh.after_arrive"])
-def test_who_dies_in_it_is_everybodys_error(child_env, point):
+def test_process_killed_in_make_mesh_raises_on_the_others(child_env, point):
     faults = f"{point}@1:kill"
     with Cluster(2, start_method="fork", faults=faults, env=child_env) as two:
         two.start(make_one)
@@ -174,7 +174,7 @@ def start_alone():
     return told
 
 
-def test_who_does_not_start_its_devices_is_named(cluster):
+def test_process_that_does_not_start_its_devices_is_named(cluster):
     cluster.start(start_alone)
     one, _ = cluster.wait()
     missing, words = one.value
@@ -189,7 +189,7 @@ def die_at_the_start():
     return make_one()
 
 
-def test_who_dies_while_the_others_start_is_named(cluster):
+def test_process_killed_while_the_others_start_devices_is_named(cluster):
     cluster.start(die_at_the_start)
     one, _ = cluster.wait()
     assert (one.code, one.kind) == (71, "ProcessLostError")

@@ -15,7 +15,7 @@ import numpy as np
 
 import shoal
 from shoal import Layout
-from shoal.runtime.verb import coordinator_here
+from shoal.runtime.uses_client import client_here
 from shoal.testing.cluster import Cluster
 
 VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -277,9 +277,9 @@ def test_arguments_that_one_process_gets_wrong_fail_the_call_for_the_others(chil
 def agreed(path):
     """Count what each call sends to agree: the first calls nothing, the others once."""
     s, me = Sides(shoal.process_index()), shoal.process_index()
-    coordinator = coordinator_here()
+    client = client_here()
     hosts = shoal.make_mesh({"host": 2, "own": -1})
-    arrive, names = coordinator.arrive, []
+    arrive, names = client.arrive, []
 
     def noted(point, *args, **kwargs):
         names.append(point.name)
@@ -287,7 +287,7 @@ def agreed(path):
 
     whole, grid = shoal.put(VALUES, s.whole), shoal.put(VALUES, Layout(hosts, "host", "own"))
     keys = shoal.put(jax.random.split(jax.random.key(0), 8), Layout(s.mesh, None))
-    coordinator.arrive = noted
+    client.arrive = noted
     copies = [
         shoal.relayout(whole, s.rows),
         shoal.relayout({"a": whole, "b": s.array}, {"a": s.columns, "b": s.rows}),
@@ -319,7 +319,7 @@ def agreed(path):
     ):
         call()
         assert compiled(call) == []
-    coordinator.arrive = arrive
+    client.arrive = arrive
     np.testing.assert_array_equal(shoal.allgather(copies[4], tiled=True), VALUES)
     Path(path, f"{me}.json").write_text("true", encoding="utf-8")
 

@@ -32,7 +32,7 @@ for cell, code in json.load(sys.stdin).items():
 """
 
 
-def test_it_is_kept_without_outputs():
+def test_notebook_is_stored_without_outputs():
     cells = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
 

@@ -47,7 +47,7 @@ def test_each_kind_of_notice_stops_all_at_one_step(metadata, child_env, tmp_path
     assert begin > 2**31
 
 
-def test_nobody_waits_for_a_process_in_a_long_phase(child_env, tmp_path):
+def test_notice_does_not_wait_for_a_process_in_a_long_phase(child_env, tmp_path):
     fifo = tmp_path / "go on"
     os.mkfifo(fifo)
     with Cluster(3, start_method="fork", env=child_env) as bench:
@@ -58,7 +58,7 @@ def test_nobody_waits_for_a_process_in_a_long_phase(child_env, tmp_path):
         assert [ended.value for ended in bench.wait()] == [(False, True)] * 3
 
 
-def test_who_dies_between_the_notice_and_the_agreement_is_left_out(child_env):
+def test_process_killed_between_notice_and_agreement_is_left_out(child_env):
     with Cluster(3, start_method="fork", env=child_env) as bench:
         bench.start(leaving.lose_one)
         for process in range(3):

@@ -46,5 +46,5 @@ def test_what_a_handler_raises_in_a_wait_leaves_the_call(child_env, tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-def test_it_does_so_in_every_call(child_env, tmp_path):
+def test_exception_of_a_handler_leaves_every_call(child_env, tmp_path):
     check(MATRIX, child_env, tmp_path, 550.0)

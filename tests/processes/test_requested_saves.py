@@ -38,7 +38,7 @@ def test_three_saves_at_random_moments_and_one_that_stops(child_env, tmp_path, c
     assert (other, code) == ((saved, code), 75)
     assert (saved[:3], saved[-1]) == (requested, int(stops.stdout))
     assert len(saved) in (4, 5), "one may be the step of the notice"
-    with Checkpoints(run, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+    with Checkpoints(run, client=LocalJob(1).clients[0]) as ckpts:
         assert ckpts.all_steps() == tuple(saved)
         for step in saved:
             assert ckpts.restore(step)["w"].tolist() == undisturbed(step + 1)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import shoal
 from shoal.collectives.transport.chunks import LARGE_BYTES, SMALL_BYTES
 from shoal.collectives.transport.stream import broadcast_bytes, gather_bytes
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 from shoal.runtime.system import fault_points
 from shoal.testing.cluster import Cluster
 
@@ -37,7 +37,7 @@ def spreads_to_all(source, num_bytes):
     data = np.split(value, [num_bytes // 3]) if is_source else None
     came = np.empty(num_bytes, np.uint8)
     into = [] if is_source else [came]
-    broadcast_bytes(coordinator(), source, data, num_bytes, into=into, timeout_s=60)
+    broadcast_bytes(client(), source, data, num_bytes, into=into, timeout_s=60)
     assert is_source or (came == value).all()
 
 
@@ -46,7 +46,7 @@ def collects(sizes, to):
     values = [value_of(p, size) for p, size in enumerate(sizes)]
     came = [np.empty(size, np.uint8) for size in sizes if to in (None, me)]
     into = [[row] for row in came]
-    gather_bytes(coordinator(), [values[me]], sizes, into=into, timeout_s=60)
+    gather_bytes(client(), [values[me]], sizes, into=into, timeout_s=60)
     assert all(map(np.array_equal, came, values))
 
 
@@ -67,7 +67,7 @@ def move_all_sizes(devices):
 @pytest.fixture
 def over_devices(child_env):
     """What makes the processes of one host use their devices, as those of several would."""
-    return child_env | {"SHOAL_HOST_MEMORY": "0"}
+    return child_env | {"SHOAL_SHARED_MEMORY": "0"}
 
 
 @pytest.mark.parametrize("devices", [[2, 1, 3], [1, 4]])
@@ -136,12 +136,12 @@ def broadcast_40_mb():
 
 
 def lost_settings(env):
-    more = {"SHOAL_HEARTBEAT_S": "0.2", "SHOAL_LOST_AFTER_S": "1", "SHOAL_ABORT_AFTER_S": "20"}
+    more = {"SHOAL_HEARTBEAT_S": "0.2", "SHOAL_LOST_AFTER_S": "1", "SHOAL_HANG_TIMEOUT_S": "20"}
     return env | more
 
 
 @pytest.mark.parametrize(("victim", "kind"), [(0, "kill"), (1, "kill"), (1, "stop")])
-def test_who_is_gone_between_two_chunks_is_named(victim, kind, over_devices):
+def test_process_lost_between_two_chunks_is_named(victim, kind, over_devices):
     faults = f"stream.before_chunk@{victim}#4:{kind}"
     with Cluster(3, start_method="fork", devices=2, faults=faults, env=lost_settings(over_devices),
                  services="stand-alone") as cluster:  # fmt: skip
@@ -162,7 +162,7 @@ def broadcast_in_time(timeout_s):
     began = time.monotonic()
     try:
         broadcast_bytes(
-            coordinator(), 0, data, value.size, into=into, timeout_s=timeout_s, name="params"
+            client(), 0, data, value.size, into=into, timeout_s=timeout_s, name="params"
         )
     except shoal.DeadlineError as error:
         is_others = "the deadline of process" in str(error)  # who came first gives up first

@@ -124,7 +124,7 @@ def survive(root):
 
 def test_survivors_go_on_and_what_they_save_is_whole(tmp_path, child_env):
     """As on several hosts: large values went over the devices while all were alive."""
-    env = child_env | {"SHOAL_HOST_MEMORY": "0"}
+    env = child_env | {"SHOAL_SHARED_MEMORY": "0"}
     with Cluster(3, start_method="fork", devices=2, env=env, services="stand-alone") as cluster:
         cluster.start(survive, str(tmp_path))
         ended = cluster.wait()

@@ -108,7 +108,7 @@ def drain_other_meshes():
     return ""
 
 
-def test_different_meshes_are_everybodys_error(child_env):
+def test_different_meshes_raise_on_every_process(child_env):
     with Cluster(2, start_method="fork", devices=2, env=child_env) as cluster:
         for words in cluster.run(drain_other_meshes):
             assert "mesh: x=4 |" in words
@@ -119,7 +119,7 @@ def drain_all():
     shoal.sync_devices(shoal.make_mesh({"x": -1}))
 
 
-def test_who_dies_in_it_is_everybodys_error(child_env):
+def test_process_killed_in_sync_devices_raises_on_the_others(child_env):
     for point in ("sync_devices.before_arrive", "sync_devices.after_arrive"):
         with Cluster(
             3, start_method="fork", devices=1, faults=f"{point}@1:kill", env=child_env

@@ -144,7 +144,7 @@ def test_an_insecure_job_says_so_once(hosts, way):
     assert [started.said.count("SHOAL_INSECURE=1: any program") for started in both] == [1, 0]
 
 
-def test_who_is_insecure_alone_is_refused(hosts):
+def test_single_insecure_process_is_refused(hosts):
     (hosts.folder / "home").mkdir()
     first = hosts.start(0, "python", "home")
     second = hosts.start(1, "python", "nowhere", SHOAL_INSECURE="1")
@@ -167,7 +167,7 @@ import os, shoal, jax
 jax.distributed.initialize("{address_of(0)}:9000", 2, int(os.environ["SHOAL_PROCESS_ID"]))
 shoal.initialize()
 from jax._src import distributed
-shown = distributed.global_state.client.key_value_dir_get("shoal/meeting_place")
+shown = distributed.global_state.client.key_value_dir_get("shoal/coordinator")
 os.write(1, (repr(shown) + "\\n").encode())
 shoal.shutdown()
 """
@@ -198,8 +198,8 @@ def test_the_doctor_shows_where_the_token_is_from_and_not_the_token(hosts):
     os.remove(path)
 
 
-def test_jax_alone_gets_through_the_door_on_two_hosts(hosts):
-    """A splice of each process proves the token for it; and shoal may attach later."""
+def test_programs_that_use_jax_alone_pass_the_gate_on_two_hosts(hosts):
+    """A proxy of each process proves the token for it; and shoal may attach later."""
     (hosts.folder / "script.py").write_text(
         "import os, jax\njax.distributed.initialize()\n"
         "from jax.experimental import multihost_utils as m\n"

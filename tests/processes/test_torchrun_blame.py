@@ -1,6 +1,6 @@
 """torchrun blames the process that failed, however it failed and however slowly it ended.
 
-Real processes at a real meeting place, without JAX; under torchrun itself where torch is installed,
+Real processes at a real coordinator, without JAX; under torchrun itself where torch is installed,
 else under its agent as recorded.
 """
 
@@ -34,7 +34,7 @@ rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 job = join(sys.argv[1], process=rank, num_processes=count, timeout_s=60)
 guard = ExitGuard()
 guard.hook()
-guard.watch(job, is_idle=lambda: True, work_until_now=lambda: lambda: True, leave=job.close,
+guard.watch(job, is_idle=lambda: True, issued_work=lambda: lambda: True, leave=job.close,
             compare=bool, parts_together=False)
 
 def record(main):  # as torch's @record
@@ -109,7 +109,7 @@ def run(request, tmp_path, child_env):
 
     def agents(failed, others, nodes, per_node):
         count = str(nodes * per_node)
-        place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--until-empty"]
+        place = [sys.executable, "-m", "shoal.runtime.server.coordinator", "--until-empty"]
         address = json.loads(start([*place, "--processes", count]).stdout.readline())["address"]
         script, bodies = tmp_path / "train.py", {True: failed, False: others}
         script.write_text(HEAD + f"exec({bodies!r}[rank == {FAILED}])\n")

@@ -68,7 +68,7 @@ def said():
 
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("how", CALLS)
-def test_they_are_compared(how, name, said):
+def test_trees_of_calls_that_send_nothing_are_compared(how, name, said):
     found = [one.get((how, name), "") for one in said]
     assert [bool(text) for text in found] == [name != "equal"] * 2
     if name == "a static field":

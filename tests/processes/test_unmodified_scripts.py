@@ -44,7 +44,7 @@ def launched(child_env):
     child_env = {**child_env, "SHOAL_TOKEN": "a secret"}
     with (
         service("shoal.runtime.jax_service.jax_runtime", child_env) as jax_service,
-        service("shoal.runtime.server.meeting_place", child_env) as place,
+        service("shoal.runtime.server.coordinator", child_env) as place,
     ):
         yield {
             "SHOAL_COORDINATOR": place,
@@ -67,7 +67,7 @@ def test_initialize_without_arguments(job, said, launched, slurm):
         "jax.distributed.initialize()\n"
         "say(jax.process_index(), jax.process_count(), global_sum(), jax.local_device_count())\n"
         "initialize = process.initialize\n"
-        "initialize(timeout_s=30)\n"  # attaches, at the launcher's meeting place
+        "initialize(timeout_s=30)\n"  # attaches, at the launcher's coordinator
         "initialize()\n"  # again, to no effect
         "barrier('both')\n"
         "say(process.process_index(), process.process_count())\n"

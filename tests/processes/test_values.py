@@ -137,7 +137,7 @@ def values_are_right():
     broadcasts_are_right(index, 1 << 16)  # large, for the first time
     broadcasts_to_nothing_are_right(index, 1 << 16)
     gathers_are_right(index, 1 << 16)
-    assert bool(compiled) == (os.environ["SHOAL_HOST_MEMORY"] == "0"), compiled
+    assert bool(compiled) == (os.environ["SHOAL_SHARED_MEMORY"] == "0"), compiled
     key = jax.random.key(index)
     del compiled[:]
     with jax.set_mesh(explicit), jax.transfer_guard("disallow"):
@@ -290,7 +290,7 @@ SAID = [
 
 @pytest.fixture(params=["0", "1"], ids=["over devices", "through memory of the host"])
 def env(request, child_env):
-    return child_env | {"SHOAL_HOST_MEMORY": request.param}
+    return child_env | {"SHOAL_SHARED_MEMORY": request.param}
 
 
 def test_values_are_right(env):
@@ -319,13 +319,13 @@ def shutdown_frees():
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_shutdown_frees_what_passed_large_values(child_env, in_memory):
-    env = child_env | {"SHOAL_HOST_MEMORY": str(int(in_memory))}
+    env = child_env | {"SHOAL_SHARED_MEMORY": str(int(in_memory))}
     with Cluster(2, start_method="fork", devices=None, env=env) as cluster:
         for told in cluster.run(shutdown_frees, initialize=False):
             assert tuple(told) == (in_memory, 0, 0)
 
 
-def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):
+def test_arguments_that_differ_raise_on_each_process(child_env):
     with Cluster(2, start_method="fork", devices=None, env=child_env) as cluster:
         for told in cluster.run(what_must_be_equal_is_not, initialize=False):
             for words, (first, second) in zip(told, SAID, strict=True):
@@ -340,8 +340,8 @@ def test_lanes_that_stream_at_once_keep_their_bits(env):
         assert len(set(first)) == 3
 
 
-def test_what_was_not_in_time_is_not_taken_for_what_comes_next(child_env):
-    env = child_env | {"SHOAL_HOST_MEMORY": "0"}
+def test_late_chunk_is_not_taken_for_the_next_value(child_env):
+    env = child_env | {"SHOAL_SHARED_MEMORY": "0"}
     # the first value has two chunks; the second one stops at its second
     with Cluster(
         2, start_method="fork", devices=None, faults="stream.before_chunk@1#4:pause", env=env

@@ -55,7 +55,7 @@ QUICK = {"SHOAL_HEARTBEAT_S": "0.1", "SHOAL_LOST_AFTER_S": "1", "SHOAL_WARN_AFTE
 
 
 class Stage:
-    """A meeting place of its own, and processes of one job."""
+    """A coordinator of its own, and processes of one job."""
 
     def __init__(self, job, settings):
         self.job = job
@@ -64,7 +64,7 @@ class Stage:
 
     def start(self, *scripts):
         """Start one process for each script; return once all are here."""
-        command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--until-empty"]
+        command = [sys.executable, "-m", "shoal.runtime.server.coordinator", "--until-empty"]
         self.place = subprocess.Popen(
             [*command, "--processes", str(len(scripts))],
             stdout=subprocess.PIPE,
@@ -133,7 +133,7 @@ attempt(lambda: live_processes.on(member, processes=[0, 2, 3], timeout_s=50))
         assert last == "(0, 3)"
 
 
-def test_who_holds_the_interpreter_lock_is_silent_and_not_lost(stage, told):
+def test_process_that_holds_the_interpreter_lock_is_silent_but_not_lost(stage, told):
     waits = "attempt(lambda: meet('later'))"
     stage.start(waits, "count_in_native_code(3, keeps_the_lock=True)\n" + waits)
     ended = stage.job.wait()
@@ -144,7 +144,7 @@ def test_who_holds_the_interpreter_lock_is_silent_and_not_lost(stage, told):
     assert "is silent: " in ended[0].err
 
 
-def test_who_was_frozen_is_lost_and_learns_it_when_it_wakes(stage, told):
+def test_frozen_process_is_lost_and_raises_when_it_resumes(stage, told):
     stage.settings["SHOAL_SILENT_LOST_AFTER_S"] = "2"
     _, frozen = stage.start("attempt(lambda: meet('never'))", "attempt(steps_until_error)")
     frozen.send_signal(signal.SIGSTOP)
@@ -159,7 +159,7 @@ def test_who_was_frozen_is_lost_and_learns_it_when_it_wakes(stage, told):
     assert "others have continued without it" in told(woken)[0]
 
 
-def test_who_was_frozen_and_wakes_in_time_goes_on(stage, told):
+def test_frozen_process_that_resumes_in_time_continues(stage, told):
     waits = """
 while member.members(timeout_s=50)[1].state != "silent":
     pass
@@ -177,7 +177,7 @@ while member.members(timeout_s=50)[1].state == "silent":
         assert told(ended)[-1] == "None", ended
 
 
-def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, told):
+def test_frozen_coordinator_is_lost_to_a_program_that_makes_no_calls(stage, told):
     stage.start("attempt(steps_until_error)", "attempt(lambda: meet('never'))")
     stage.place.send_signal(signal.SIGSTOP)
     for ended in stage.job.wait():
@@ -189,8 +189,8 @@ def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, to
 
 
 @pytest.mark.parametrize(("end", "code"), [("kill", 71), ("raise", 72)])
-def test_who_hangs_in_native_code_is_ended_with_a_report(stage, end, code):
-    stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
+def test_process_that_hangs_in_native_code_is_ended_with_a_report(stage, end, code):
+    stage.settings["SHOAL_HANG_TIMEOUT_S"] = "1"
     hangs = """
 from shoal.runtime.rules.programs import CompiledProgram
 member.programs.note([0, 1], CompiledProgram("d", "jit(f)", "f32[8]", 2, "eval.py:31 (main)"))
@@ -230,8 +230,8 @@ os._exit(1)
     assert "  |   count_in_native_code(10_000)" in report
 
 
-def test_the_dead_meeting_place_ends_who_hangs(stage):
-    stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
+def test_loss_of_the_coordinator_ends_hanging_processes(stage):
+    stage.settings["SHOAL_HANG_TIMEOUT_S"] = "1"
     hanging, _ = stage.start(*["say('hangs')\ncount_in_native_code(10_000)"] * 2)
     stage.until(hanging, "hangs")
     stage.place.kill()
@@ -241,7 +241,7 @@ def test_the_dead_meeting_place_ends_who_hangs(stage):
 
 
 def test_a_thread_that_hangs_keeps_no_process_whose_main_one_is_through(stage):
-    stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
+    stage.settings["SHOAL_HANG_TIMEOUT_S"] = "1"
     hangs = """
 threading.Thread(target=count_in_native_code, args=(10_000,), name="beside").start()
 say("hangs")
@@ -254,8 +254,8 @@ say("hangs")
     assert "  | Thread 'beside':" in ended.err
 
 
-def test_a_survivor_that_was_told_and_saves_its_work_is_left_alone(stage, told):
-    stage.settings["SHOAL_ABORT_AFTER_S"] = "0.2"
+def test_survivor_that_got_the_error_and_saves_its_work_is_left_alone(stage, told):
+    stage.settings["SHOAL_HANG_TIMEOUT_S"] = "0.2"
     saves = """
 attempt(steps_until_error)
 until = time.monotonic() + 2
@@ -304,7 +304,7 @@ while True:
     total(array).block_until_ready()
 """
     survivor, victim = (
-        job.start(index, 2, IN_FLIGHT + sums, **QUICK, SHOAL_ABORT_AFTER_S="2")
+        job.start(index, 2, IN_FLIGHT + sums, **QUICK, SHOAL_HANG_TIMEOUT_S="2")
         for index in range(2)
     )
     for process in (survivor, victim):

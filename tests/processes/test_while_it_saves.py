@@ -37,7 +37,7 @@ print("whole")
 """
 
 
-def test_a_failed_save_is_told_once_on_all_though_one_process_pins(tmp_path, child_env):
+def test_failed_save_raises_once_on_all_even_if_one_process_pins(tmp_path, child_env):
     script = tmp_path / "pins.py"
     script.write_text(PROGRAM)
     command = [sys.executable, "-m", "shoal", "run", "-n", "2", str(script), str(tmp_path / "run")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shoal import settings
 from shoal.errors import UsageError
 from shoal.settings import SETTINGS, check_all, unknown_variables
 
@@ -36,12 +37,35 @@ def test_the_nearest_is_named(typed, meant):
     assert found[name] == f"shoal has no variable {name}; did you mean 'SHOAL_{meant}'?"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "default"),
+    [
+        ("ABORT_AFTER_S", "HANG_TIMEOUT_S", 30),
+        ("LEASE_S", "SAVE_LEASE_S", 60),
+        ("LEAVE_S", "PREEMPTION_GRACE_S", 300),
+        ("HOST_MEMORY", "SHARED_MEMORY", 1),
+    ],
+)
+def test_a_variable_of_0_1_is_read_under_its_old_name_with_a_warning(
+    monkeypatch, old, new, default
+):
+    old, new = f"SHOAL_{old}", f"SHOAL_{new}"
+    assert float(settings.text(new)) == default
+    monkeypatch.setenv(old, "7")
+    for ask in (settings.text, settings.seconds, settings.is_set):
+        with pytest.warns(FutureWarning, match=f"^{old} is deprecated: it is now {new}$"):
+            assert ask(new) in ("7", 7, True)
+    assert unknown_variables({old: "7"}) == {}
+    monkeypatch.setenv(new, "8")
+    assert settings.text(new) == "8"
+
+
 def test_without_a_near_one_none_is_named():
     found = unknown_variables({"SHOAL_VERBOSE": "1"})
     assert found == {"SHOAL_VERBOSE": "shoal has no variable SHOAL_VERBOSE"}
 
 
-def test_what_exists_is_empty_or_is_not_ours_is_not_named():
+def test_known_empty_and_foreign_variables_are_not_reported():
     env = dict.fromkeys(SETTINGS, "1") | {
         "SHOAL_REPORTED": "",
         "SHOAL_NPROCS": " ",
@@ -51,7 +75,7 @@ def test_what_exists_is_empty_or_is_not_ours_is_not_named():
     assert unknown_variables(env) == {}
 
 
-def test_those_that_kubernetes_sets_for_a_service_are_not_named():
+def test_variables_that_kubernetes_sets_for_a_service_are_not_reported():
     """For a service `shoal-run` it sets these in every pod of the namespace."""
     links = {
         "SHOAL_RUN_SERVICE_HOST": "10.0.0.1",
@@ -68,7 +92,7 @@ def test_those_that_kubernetes_sets_for_a_service_are_not_named():
     assert len(unknown_variables(links)) == len(links)
 
 
-def test_those_that_a_launcher_has_reported_are_not_named():
+def test_variables_already_reported_by_a_launcher_are_not_reported():
     env = {"SHOAL_A": "1", "SHOAL_B": "1", "SHOAL_REPORTED": "SHOAL_A,"}
     assert list(unknown_variables(env)) == ["SHOAL_B"]
 

@@ -1,4 +1,4 @@
-"""A meeting place in a thread, under a clock that the test turns, and bare sockets for clients.
+"""A coordinator in a thread, under a clock that the test turns, and bare sockets for clients.
 
 Nothing happens by itself: the test turns the clock, then `turn` lets the loop come round.
 """
@@ -14,7 +14,7 @@ import threading
 
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.liveness import Limits
-from shoal.runtime.server.meeting_place import MeetingPlace
+from shoal.runtime.server.coordinator import Coordinator
 from shoal.runtime.wire.frames import FrameReader, pack_frame, split_address
 from shoal.runtime.wire.proof import CHALLENGE, Introduction
 
@@ -107,14 +107,14 @@ BEAT = {"step": 3, "place": "'x' (a.py:1)", "since_s": 0.5, "step_s": 0.1, "memo
 
 
 class Place:
-    """A meeting place for jobs of some processes."""
+    """A coordinator for jobs of some processes."""
 
     def __init__(self, processes, limits=LIMITS):
         self.processes = processes
         self.news = []  # what its launcher is told
         self.now = 1000.0
         server = socket.create_server(("127.0.0.1", 0))
-        self._place = MeetingPlace(
+        self._place = Coordinator(
             server, processes, token=TOKEN, limits=limits, clock=lambda: self.now,
             on_news=lambda **news: self.news.append(news),
         )  # fmt: skip
@@ -149,7 +149,7 @@ class Place:
             "lane", token=TOKEN, process=process.process, incarnation=process.incarnation
         )
 
-    def keeper(self, process, **more):
+    def host_agent(self, process, **more):
         known = {"token": TOKEN, "process": process.process, "incarnation": process.incarnation}
         return self.stranger("keep", **{**known, **more})
 

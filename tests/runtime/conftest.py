@@ -1,4 +1,4 @@
-"""Jobs to test coordinators with: threads of this process, or clients of a real meeting place."""
+"""Jobs to test job clients with: threads of this process, or clients of a real coordinator."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
 
 
-def vanish(coordinator):
+def vanish(client):
     """Do what the kernel does for a process that is killed: all sockets end, without a BYE."""
-    coordinator._calls.close_all(Closed(UsageError, "the test let it vanish"))
-    coordinator._watcher.stop()
+    client._calls.close_all(Closed(UsageError, "the test let it vanish"))
+    client._watcher.stop()
 
 
 class Job(KillableJob):
-    """N coordinators of ours, and the power to kill one."""
+    """N job clients of ours, and the power to kill one."""
 
     def until_known(self, process, gone):
         """Return once `process` was told that `gone` are gone."""
         give_up = time.monotonic() + PATIENCE_S
-        asker = self.coordinators[process]
-        while not {trouble.process for trouble in asker.troubles.open()} >= set(gone):
+        asker = self.clients[process]
+        while not {loss.process for loss in asker.peer_losses.open()} >= set(gone):
             asker.members(timeout_s=PATIENCE_S)
             assert time.monotonic() < give_up, "it was never told"
 
 
-class MeetingPlaces:
+class Coordinators:
     """One real server for each number of processes; each serves one job after the other."""
 
     token = "the secret of the tests"
@@ -53,7 +53,7 @@ class MeetingPlaces:
 
     def start(self, processes, *more):
         """Start a server; return it and its address."""
-        command = [sys.executable, "-m", "shoal.runtime.server.meeting_place"]
+        command = [sys.executable, "-m", "shoal.runtime.server.coordinator"]
         server = subprocess.Popen(
             [*command, "--processes", str(processes), *more],
             stdin=subprocess.PIPE,
@@ -82,8 +82,8 @@ def end(server):
 
 
 @pytest.fixture(scope="package")
-def meeting_places():
-    places = MeetingPlaces(dict(os.environ))
+def coordinators():
+    places = Coordinators(dict(os.environ))
     yield places
     places.stop()
 
@@ -95,12 +95,12 @@ def run_all():
 
 
 @pytest.fixture
-def fresh_place(meeting_places):
-    """Return a function that starts a meeting place of its own; returns its address."""
+def fresh_place(coordinators):
+    """Return a function that starts a coordinator of its own; returns its address."""
     servers = []
 
     def start(processes, *more):
-        server, address = meeting_places.start(processes, "--until-stdin-closes", *more)
+        server, address = coordinators.start(processes, "--until-stdin-closes", *more)
         servers.append(server)
         return address
 
@@ -110,24 +110,24 @@ def fresh_place(meeting_places):
 
 
 @pytest.fixture(params=["local", "tcp"])
-def make_job(request, meeting_places):
+def make_job(request, coordinators):
     """Return a function that makes a `Job` of N processes, of either kind."""
     made = []
 
     def make(processes, **options):
         if request.param == "local":
             local = LocalJob(processes, **options)
-            job = Job(local.coordinators, lambda p: local.lose(p, "its connection closed"))
+            job = Job(local.clients, lambda p: local.lose(p, "its connection closed"))
         else:
-            coordinators = meeting_places.join_all(processes, **options)
-            job = Job(coordinators, lambda p: vanish(coordinators[p]))
+            clients = coordinators.join_all(processes, **options)
+            job = Job(clients, lambda p: vanish(clients[p]))
         made.append(job)
         return job
 
     yield make
     for job in made:
-        for coordinator in job.coordinators:
-            coordinator.close()
+        for client in job.clients:
+            client.close()
 
 
 class Watcher(logging.Handler):

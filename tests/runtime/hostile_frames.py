@@ -19,7 +19,7 @@ JUNK = st.recursive(
 POINTS = st.builds(
     Point, st.sampled_from("xy"), group=st.sampled_from([None, (0, 1), (0,), (2,), "g"]),
     lane=st.sampled_from(["main", "side"]), survivors=st.booleans(), follows=st.booleans(),
-    trail=st.sampled_from(["", "1:aa", '1:aa\n"side"\tbase\t1:00', "\n"]),
+    call_record=st.sampled_from(["", "1:aa", '1:aa\n"side"\tbase\t1:00', "\n"]),
     fingerprint=st.sampled_from([None, "f", (), ("", "", "x"), ("", "", ["x"])]),
 )  # fmt: skip
 RIGHT = {

@@ -34,7 +34,7 @@ def agree_all(calls, payloads=None, job=None, **more):
     return run_together(
         *(
             lambda c=c, call=call, payload=payload: agree(c, call, payload, **more)
-            for c, call, payload in zip(job.coordinators, calls, payloads, strict=True)
+            for c, call, payload in zip(job.clients, calls, payloads, strict=True)
         )
     )
 
@@ -66,7 +66,7 @@ def texts(errors, heading="processes made different calls"):
     return list(bodies.pop())
 
 
-def test_equal_calls_bring_everybodys_payload():
+def test_equal_calls_return_the_payload_of_every_process():
     call = Call("broadcast", None, "a.py:1 (f)", ("source=0", *LINES))
     results = agree_all([call] * 3, [b"a", b"", b"c"])
     assert [dict(result) for result in results] == [{0: b"a", 1: b"", 2: b"c"}] * 3
@@ -89,7 +89,7 @@ def test_few_long_calls_are_remembered():
     assert len(alive) <= 4 * len(LINES)
 
 
-def test_other_operations():
+def test_different_operations_are_shown_with_their_call_sites():
     calls = [Call("broadcast", None, "a.py:1 (f)"), Call("allgather", None, "a.py:2 (f)")]
     assert texts(agree_all(calls, [b"secret"] * 2)) == [
         "  process 0: broadcast at a.py:1 (f)",
@@ -98,7 +98,7 @@ def test_other_operations():
     ]
 
 
-def test_other_operations_of_one_name():
+def test_different_operations_with_one_name_are_shown():
     calls = [Call("broadcast", "w", "a.py:1 (f)"), Call("allgather", "w", "a.py:2 (f)")]
     assert texts(agree_all(calls)) == [
         "  process 0: broadcast 'w' at a.py:1 (f)",
@@ -107,7 +107,7 @@ def test_other_operations_of_one_name():
     ]
 
 
-def test_other_names():
+def test_different_names_of_one_operation_are_shown():
     calls = [Call("broadcast", name, "a.py:1 (f)") for name in ("w", "b")]
     assert texts(agree_all(calls), "processes gave a broadcast different names") == [
         "  broadcast at a.py:1 (f)",
@@ -127,7 +127,7 @@ def test_where_only_the_call_sites_differ_a_name_is_advised_and_helps():
     assert agree_all([call._replace(name="w") for call in calls]) == [{0: b"", 1: b""}] * 2
 
 
-def test_where_the_values_differ_too_no_name_is_advised():
+def test_name_is_not_advised_if_the_values_differ_too():
     calls = [
         Call("allgather", None, f"a.py:{n} (f)", (VALUE._replace(shape=f"[{n}]").packed,))
         for n in (1, 2)
@@ -163,7 +163,7 @@ def test_a_long_specification_shows_its_first_difference_too(at):
     ]
 
 
-def test_a_longer_one_differs_where_the_other_ends():
+def test_longer_list_differs_where_the_shorter_ends():
     calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000)]
     assert texts(agree_all(calls), "processes gave broadcast different trees") == [
         "  broadcast at a.py:1 (f)",
@@ -177,11 +177,11 @@ def test_the_search_works_over_either_coordinator(make_job):
     job = make_job(3)
     specs = [LINES, (*LINES[:-1], "the last")]
 
-    def call(coordinator):
-        spec = specs[coordinator.process]
-        return agree(coordinator, Call("x", "w", "a.py:1 (f)", spec), timeout_s=PATIENCE_S)
+    def call(client):
+        spec = specs[client.process]
+        return agree(client, Call("x", "w", "a.py:1 (f)", spec), timeout_s=PATIENCE_S)
 
-    first = [job.start(lambda c=c: call(c)) for c in job.coordinators[:2]]
+    first = [job.start(lambda c=c: call(c)) for c in job.clients[:2]]
     for error in [wait() for wait in first]:
         assert type(error) is DivergenceError
         assert f"  x 'w' at a.py:1 (f)\n    process 0: {shown_line(LINES[-1])}\n" in str(error)
@@ -189,11 +189,11 @@ def test_the_search_works_over_either_coordinator(make_job):
     here = "x 'w' at a.py:1 (f)"
     told = f"  {here}\n    process 0: {shown_line(LINES[-1])}\n    process 1: the last\n"
     with pytest.raises(DivergenceError, match=re.escape(told)):
-        agree(job.coordinators[2], Call("x", "w", "", ()), timeout_s=PATIENCE_S)
+        agree(job.clients[2], Call("x", "w", "", ()), timeout_s=PATIENCE_S)
     assert [set(r) for r in job.on_all(lambda c: meet(c, "next"))] == [{0, 1, 2}] * 3
 
 
-def test_after_a_difference_the_next_call_works_and_the_same_difference_is_told_again():
+def test_next_call_works_after_a_difference_and_a_repeat_is_reported_again():
     job = LocalJob(2, hosts=["h0", "h1"])
     calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000)]
     first = agree_all(calls, job=job)
@@ -202,26 +202,26 @@ def test_after_a_difference_the_next_call_works_and_the_same_difference_is_told_
     assert texts(agree_all(calls, job=job), heading) == texts(first, heading)
 
 
-def test_if_the_first_difference_cannot_be_found_the_error_is_told_without():
+def test_divergence_is_raised_without_the_first_difference_if_the_search_fails():
     class Deaf:
         """A process that cannot meet any more after its first point."""
 
-        def __init__(self, coordinator):
-            self.coordinator, self.points, self.process = coordinator, 0, coordinator.process
-            self.call, self.explain = coordinator.call, coordinator.explain
-            self.num_processes = coordinator.num_processes
+        def __init__(self, client):
+            self.client, self.points, self.process = client, 0, client.process
+            self.call, self.explain = client.call, client.explain
+            self.num_processes = client.num_processes
 
         def arrive(self, point, payload=b"", *, timeout_s):
             self.points += 1
             if self.points > 1:
                 job.lose(self.process)
-            return self.coordinator.arrive(point, payload, timeout_s=timeout_s)
+            return self.client.arrive(point, payload, timeout_s=timeout_s)
 
     job = LocalJob(2)
     calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000)]
     errors = run_together(
-        lambda: agree(job.coordinators[0], calls[0], timeout_s=PATIENCE_S),
-        lambda: agree(Deaf(job.coordinators[1]), calls[1], timeout_s=PATIENCE_S),
+        lambda: agree(job.clients[0], calls[0], timeout_s=PATIENCE_S),
+        lambda: agree(Deaf(job.clients[1]), calls[1], timeout_s=PATIENCE_S),
     )
     for error in errors:
         assert type(error) is DivergenceError
@@ -231,26 +231,26 @@ def test_if_the_first_difference_cannot_be_found_the_error_is_told_without():
         ]
 
 
-def test_who_comes_late_is_told_and_not_waited_for():
+def test_late_process_gets_the_same_difference_and_is_not_waited_for():
     job = LocalJob(3, hosts=["h0", "h1", "h2"])
     calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000, 1000)]
     early = run_together(
         *(lambda c=c, call=call: agree(c, call, timeout_s=PATIENCE_S)
-          for c, call in zip(job.coordinators[:2], calls, strict=False))
+          for c, call in zip(job.clients[:2], calls, strict=False))
     )  # fmt: skip
     with pytest.raises(DivergenceError) as late:
-        agree(job.coordinators[2], calls[2], timeout_s=PATIENCE_S)
+        agree(job.clients[2], calls[2], timeout_s=PATIENCE_S)
     assert type(late.value) is DivergenceError
     assert f"process 1: {shown_line(LINES[900])}" in str(early[0])
     assert str(late.value).splitlines()[1:] == str(early[0]).splitlines()[1:]
     assert late.value.sides == early[0].sides
-    found, side = early[0].difference, late.value.difference.late
-    assert (found.late, side.processes, side.said) == (None, (2,), found.sides[1].said)
+    difference, side = early[0].difference, late.value.difference.late
+    assert (difference.late, side.processes, side.said) == (None, (2,), difference.sides[1].said)
 
 
 def test_the_deadline_is_the_callers():
     with pytest.raises(DeadlineError):
-        agree(LocalJob(2).coordinators[0], Call("x", None, "a.py:1 (f)"), timeout_s=0.05)
+        agree(LocalJob(2).clients[0], Call("x", None, "a.py:1 (f)"), timeout_s=0.05)
 
 
 def test_long_names_are_shown_where_they_differ():
@@ -281,7 +281,7 @@ versions = st.lists(
 
 def brute_force(lists):
     for index in itertools.count():
-        row = [tuple(one[index : index + 1]) for one in lists]
+        row = [tuple(lines[index : index + 1]) for lines in lists]
         if len(set(row)) > 1:
             return index
         if not any(row):
@@ -296,20 +296,20 @@ def test_the_first_difference_is_that_of_brute_force(lists):
 
 @given(versions, st.integers(0, 3), st.data())
 def test_the_search_finds_what_brute_force_finds(lists, same, data):
-    lists = [["same"] * data.draw(st.sampled_from([0, 63, 4000])) + one for one in lists]
+    lists = [["same"] * data.draw(st.sampled_from([0, 63, 4000])) + lines for lines in lists]
     silent = len(lists) + 1  # a process that has nothing to compare, and takes part
 
-    def search(coordinator):
-        process = coordinator.process
+    def search(client):
+        process = client.process
         mine = lists[process] if process < len(lists) else None
 
         def meet(payload):
-            return agree(coordinator, Call("x", None, "s"), payload, timeout_s=PATIENCE_S)
+            return agree(client, Call("x", None, "s"), payload, timeout_s=PATIENCE_S)
 
         return first_difference.find_line(meet, mine, range(len(lists)))
 
     job = LocalJob(silent)
-    results = run_together(*(lambda c=c: search(c) for c in job.coordinators))
+    results = run_together(*(lambda c=c: search(c) for c in job.clients))
     expected = brute_force(lists)
     for result in results:
         assert result == results[0]
@@ -320,7 +320,7 @@ def test_the_search_finds_what_brute_force_finds(lists, same, data):
     else:
         index, shown = results[0]
         assert index == expected
-        assert len({*shown.values()}) == len({tuple(one[index : index + 1]) for one in lists})
+        assert len({*shown.values()}) == len({tuple(lines[index : index + 1]) for lines in lists})
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=400), st.text(max_size=400))
@@ -339,10 +339,10 @@ def test_an_excerpt_of_a_packed_line_keeps_its_fields(length, field):
     lines = [leaf._replace(**{field: getattr(leaf, field) + end}) for end in ("a", "b")]
     shown = [SpecLine.of(text) for text in first_difference.excerpts([a.packed for a in lines])]
     differing = [
-        name for name in SpecLine._fields if len({getattr(one, name) for one in shown}) > 1
+        name for name in SpecLine._fields if len({getattr(line, name) for line in shown}) > 1
     ]
     assert differing == [field]
-    assert max(len(one.packed) for one in shown) < 700
+    assert max(len(line.packed) for line in shown) < 700
 
 
 def test_static_data_far_in_a_tree_are_a_different_tree():
@@ -354,7 +354,9 @@ def test_static_data_far_in_a_tree_are_a_different_tree():
 
 @given(st.text(max_size=5), st.lists(st.text("ab: ", max_size=200), max_size=5))
 def test_a_fingerprint_travels_as_it_is(site, lines):
-    one = fingerprint_of(Call("broadcast", None, site, tuple(lines)))
-    assert Fingerprint.of(json.loads(json.dumps(one))) == one
-    assert sum(map(len, one)) < 400
-    assert fingerprint_of(Call("broadcast", "w", site, tuple(lines))) == one._replace(site="")
+    fingerprint = fingerprint_of(Call("broadcast", None, site, tuple(lines)))
+    assert Fingerprint.of(json.loads(json.dumps(fingerprint))) == fingerprint
+    assert sum(map(len, fingerprint)) < 400
+    assert fingerprint_of(Call("broadcast", "w", site, tuple(lines))) == fingerprint._replace(
+        site=""
+    )

@@ -17,7 +17,7 @@ FOR_EVER = math.inf  # so much is left of it after any time: the words of a call
 
 @pytest.fixture
 def traffic(monkeypatch):
-    """Return what each thread has sent and received on connections to the meeting place."""
+    """Return what each thread has sent and received on connections to the coordinator."""
     counted = threading.local()
     send, receive = Channel._send_some, Channel._receive_some
 
@@ -36,48 +36,48 @@ def traffic(monkeypatch):
     return counted
 
 
-def costs(meeting_places, traffic, processes, call):
+def costs(coordinators, traffic, processes, call):
     """Return the different (sent, received) of the processes of a job for one `call`."""
-    coordinators = meeting_places.join_all(processes)
+    clients = coordinators.join_all(processes)
 
-    def measured(coordinator):
-        call(coordinator)  # the first one also opens the connection
+    def measured(client):
+        call(client)  # the first one also opens the connection
         before = traffic.sent, traffic.received
-        call(coordinator)
+        call(client)
         return traffic.sent - before[0], traffic.received - before[1]
 
     try:
-        return set(run_together(*(lambda c=c: measured(c) for c in coordinators)))
+        return set(run_together(*(lambda c=c: measured(c) for c in clients)))
     finally:
-        for coordinator in coordinators:
-            coordinator.close()
+        for client in clients:
+            client.close()
 
 
-def agree_on_much(coordinator):
+def agree_on_much(client):
     call = Call("broadcast", None, "a.py:1 (f)", tuple(f"['{n}']: float32[8]" for n in range(999)))
-    agree(coordinator, call, b"the same digest", timeout_s=FOR_EVER)
+    agree(client, call, b"the same digest", timeout_s=FOR_EVER)
 
 
-def compare_much(coordinator):
-    assert_same.on(coordinator, [np.ones(1 << 20), "x" * 5000], name="w", timeout_s=FOR_EVER)
+def compare_much(client):
+    assert_same.on(client, [np.ones(1 << 20), "x" * 5000], name="w", timeout_s=FOR_EVER)
 
 
 @pytest.mark.parametrize("call", [agree_on_much, compare_much])
-def test_a_process_sends_and_receives_the_same_in_a_large_job(meeting_places, traffic, call):
-    few, many = (costs(meeting_places, traffic, processes, call) for processes in (2, 50))
+def test_a_process_sends_and_receives_the_same_in_a_large_job(coordinators, traffic, call):
+    few, many = (costs(coordinators, traffic, processes, call) for processes in (2, 50))
     assert few == many
     ((sent, received),) = few
     assert 200 < sent < 1000
     assert 30 < received < 200
 
 
-def test_a_difference_costs_little_however_large_the_values(meeting_places, traffic):
-    def differ(coordinator):
+def test_a_difference_costs_little_however_large_the_values(coordinators, traffic):
+    def differ(client):
         values = np.zeros(1 << 20)
-        values[(1 << 19) + coordinator.process % 2] = 1
+        values[(1 << 19) + client.process % 2] = 1
         with pytest.raises(DivergenceError, match=r"\[524288\] = 1\.0"):
-            assert_same.on(coordinator, values, name="w", timeout_s=FOR_EVER)
+            assert_same.on(client, values, name="w", timeout_s=FOR_EVER)
 
-    for sent, received in costs(meeting_places, traffic, 4, differ):
+    for sent, received in costs(coordinators, traffic, 4, differ):
         assert sent < 10_000
         assert received < 10_000

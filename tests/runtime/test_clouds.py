@@ -48,11 +48,11 @@ def test_amazon(metadata):
     metadata.answers = {"PUT /api/token": "secret"}
     metadata.required = {"X-aws-ec2-metadata-token": "secret"}
     assert [ask(), ask()] == [None, None]
-    at = (datetime.now(UTC) + timedelta(seconds=1000)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    told = json.dumps({"action": "terminate", "time": at})
+    when = (datetime.now(UTC) + timedelta(seconds=1000)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    told = json.dumps({"action": "terminate", "time": when})
     metadata.answers["GET /meta-data/spot/instance-action"] = told
     reason, left_s = ask()
-    assert reason == f"spot instance: terminate at {at}"
+    assert reason == f"spot instance: terminate at {when}"
     assert until(left_s, 1000)
     assert [path for verb, path in metadata.asked if verb == "PUT"] == ["/api/token"]
 
@@ -103,7 +103,7 @@ def test_azure(metadata):
     assert ask(event("Preempt"), machines=["m2", "m1"]) == ("Preempt (602d9444)", 0.0)
 
 
-def test_where_there_is_no_cloud_it_says_so(metadata):
+def test_cloud_queries_raise_without_a_metadata_server(metadata):
     with pytest.raises(OSError, match="404"):
         clouds.gce(metadata.url)()
     metadata.answers = {"GET /preempted": "x"}

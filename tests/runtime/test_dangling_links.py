@@ -42,7 +42,7 @@ def link(tmp_path):
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def said(link):
@@ -74,18 +74,18 @@ def test_the_first_link_of_a_path_that_leads_nowhere(link, tmp_path):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda path, one: save.on(one, path, {"w": np.ones(2)}),
-        lambda path, one: Checkpoints(path, coordinator=one).save(1, {"w": np.ones(2)}),
-        lambda path, one: LocalFolder(path).make(),
-        lambda path, one: restore.on(one, path),
-        lambda path, one: shoal.checkpoint_info(path),
-        lambda path, one: Checkpoints(path, coordinator=one).restore(),
-        lambda path, one: Checkpoints(path, coordinator=one).info(),
-        lambda path, one: Checkpoints(path, coordinator=one).pin(3),
-        lambda path, one: ckpt("ls", path),
+        lambda path, client: save.on(client, path, {"w": np.ones(2)}),
+        lambda path, client: Checkpoints(path, client=client).save(1, {"w": np.ones(2)}),
+        lambda path, client: LocalFolder(path).make(),
+        lambda path, client: restore.on(client, path),
+        lambda path, client: shoal.checkpoint_info(path),
+        lambda path, client: Checkpoints(path, client=client).restore(),
+        lambda path, client: Checkpoints(path, client=client).info(),
+        lambda path, client: Checkpoints(path, client=client).pin(3),
+        lambda path, client: ckpt("ls", path),
     ],
 )
-def test_a_checkpoint_there(link, alone, use, below):
+def test_checkpoint_functions_name_the_dangling_link(link, alone, use, below):
     with pytest.raises((StorageError, NotCommittedError)) as caught:
         use(link / below, alone)
     assert said(link) in str(caught.value)
@@ -99,11 +99,11 @@ def ckpt(*arguments):
 
 
 def test_a_step_that_is_such_a_link(link, tmp_path, alone, caplog):
-    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "run", client=alone) as ckpts:
         ckpts.save(1, {"w": np.ones(2)})
     step = tmp_path / "run" / step_name(2)
     step.symlink_to("../archive/2")
-    words = f"{step} is a symbolic link to {tmp_path / 'archive' / '2'}, which does not exist"
+    message = f"{step} is a symbolic link to {tmp_path / 'archive' / '2'}, which does not exist"
     for call in (
         ckpts.all_steps,
         ckpts.latest,
@@ -113,11 +113,11 @@ def test_a_step_that_is_such_a_link(link, tmp_path, alone, caplog):
     ):
         with pytest.raises(StorageError) as caught:
             call()
-        assert words in str(caught.value)
+        assert message in str(caught.value)
     assert restored(ckpts, 1) == [1, 1]
     assert ckpts.all_steps(skip_corrupt=True) == (1,)
     assert ckpts.latest(skip_corrupt=True) == 1
-    assert words in caplog.text
+    assert message in caplog.text
 
 
 def restored(ckpts, step):
@@ -126,31 +126,31 @@ def restored(ckpts, step):
 
 def test_an_older_step_that_is_such_a_link_is_left_alone(tmp_path, alone, caplog):
     run = tmp_path / "run"
-    with Checkpoints(run, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(run, keep=1, client=alone) as ckpts:
         ckpts.save(3, {"w": np.ones(2)})
         ckpts.wait()
         os.symlink("../archive/2", run / step_name(2))
         ckpts.save(4, {"w": np.ones(2)})
     assert sorted(os.listdir(run)) == [step_name(2), step_name(4)]
-    assert restored(Checkpoints(run, coordinator=alone), None) == [1, 1]
+    assert restored(Checkpoints(run, client=alone), None) == [1, 1]
     assert "step 2 could not be cleaned up" in caplog.text
 
 
 def test_shoal_ckpt_shows_the_other_steps(tmp_path, alone):
     run = tmp_path / "run"
-    with Checkpoints(run, coordinator=alone) as ckpts:
+    with Checkpoints(run, client=alone) as ckpts:
         ckpts.save(1, {"w": np.ones(2)})
     os.symlink("../archive/2", run / step_name(2))
     for command in ("ls", "gc", "recover", "verify"):
         result = CliRunner().invoke(build(["ckpt"]), ["ckpt", command, str(run), "--json"])
-        (found,) = [one for one in json.loads(result.output) if one["step"] == 1]
-        assert "problem" not in found
+        (row,) = [row for row in json.loads(result.output) if row["step"] == 1]
+        assert "problem" not in row
         assert "which does not exist" in result.output
 
 
 def test_a_newest_step_whose_commit_is_such_a_link_is_damaged(tmp_path, alone):
     run = tmp_path / "run"
-    with Checkpoints(run, coordinator=alone) as ckpts:
+    with Checkpoints(run, client=alone) as ckpts:
         for step in (1, 2):
             ckpts.save(step, {"w": np.full(2, step)})
     commit = run / step_name(2) / "COMMIT"
@@ -190,8 +190,8 @@ def test_other_paths(link, tmp_path):
 @pytest.mark.parametrize("arguments", [["{}"], ["--log-dir", "{}", "x.py"]])
 def test_shoal_run(link, tmp_path, child_env, arguments):
     (tmp_path / "x.py").write_text("")
-    words = [one.format(link) for one in arguments]
-    command = [sys.executable, "-m", "shoal", "run", "-n", "1", *words]
+    filled = [argument.format(link) for argument in arguments]
+    command = [sys.executable, "-m", "shoal", "run", "-n", "1", *filled]
     done = subprocess.run(
         command, env=child_env, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
@@ -200,7 +200,7 @@ def test_shoal_run(link, tmp_path, child_env, arguments):
 
 
 @pytest.mark.parametrize("below", ["", "in/it"])
-def test_a_rendezvous_there(link, below):
+def test_rendezvous_names_the_dangling_link(link, below):
     visit = Visit(Rendezvous(str(link / below), "job", on_one_host=False), 0, 1)
     with pytest.raises(InitializeError) as caught:
         visit.announce()

@@ -52,13 +52,13 @@ def home(tmp_path, monkeypatch) -> Path:
         ("\ud800", "not a path"),
     ],
 )
-def test_what_is_no_local_path(given, words):
+def test_local_path_refuses_addresses_and_invalid_paths(given, words):
     with pytest.raises(UsageError, match=f"(?s)^this.*{words}"):
         local_path(given, "this")
 
 
 @pytest.mark.parametrize("given", [None, 3, ["a"]])
-def test_what_is_no_path_at_all(given):
+def test_local_path_refuses_values_that_are_not_paths(given):
     with pytest.raises(UsageTypeError, match=r"^.* must be a string or a pathlib\.Path"):
         local_path(given)
 
@@ -95,8 +95,8 @@ W = {"w": np.ones(3)}
 
 # What takes a path; nobody is asked for anything where the path is wrong.
 TAKERS = {
-    "save": lambda path: save.on(LocalJob(1).coordinators[0], path, W),
-    "restore": lambda path: restore.on(LocalJob(1).coordinators[0], path),
+    "save": lambda path: save.on(LocalJob(1).clients[0], path, W),
+    "restore": lambda path: restore.on(LocalJob(1).clients[0], path),
     "plan_restore": shoal.plan_restore,
     "Checkpoints": shoal.Checkpoints,
     "LocalStore": LocalStore,
@@ -122,7 +122,7 @@ def test_an_address_is_refused_before_anything_is_done(taker, kind, capfd):
     assert os.listdir() == []
 
 
-def test_a_home_is_found(home, capfd):
+def test_home_directory_in_a_path_is_expanded(home, capfd):
     shoal.save("~/model", W)
     assert shoal.restore(Path("~/model"))["w"].tolist() == [1, 1, 1]
     assert shoal.plan_restore("~/model").needed_bytes == 24

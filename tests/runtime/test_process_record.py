@@ -22,9 +22,9 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.certificates import CERT
 from shoal.runtime.preemption import exit_code, notice
 from shoal.runtime.process import (
-    coordinator,
+    client,
     initialize,
-    last_coordinator,
+    last_client,
     process_count,
     process_index,
     shutdown,
@@ -51,12 +51,12 @@ def run_alone(script, env):
 
 def test_a_process_without_a_job_is_alone():
     assert (process_index(), process_count()) == (0, 1)
-    assert coordinator().num_processes == 1
-    assert coordinator() is coordinator()  # its points are counted
+    assert client().num_processes == 1
+    assert client() is client()  # its points are counted
     shutdown()
 
 
-ASKS = (coordinator, process_index, process_count, notice, lambda: barrier("here"))
+ASKS = (client, process_index, process_count, notice, lambda: barrier("here"))
 ASKS += (lambda: broadcast(1), lambda: assert_same(1))
 
 
@@ -80,7 +80,7 @@ def begun(monkeypatch):
     ],
     ids=lambda env: next(iter(env)),
 )
-def test_a_member_that_has_not_joined_is_told_so(begun, env):
+def test_calls_before_joining_raise_initialize_error(begun, env):
     for name, value in env.items():
         begun.setenv(name, value)
     for ask in ASKS:
@@ -91,7 +91,7 @@ def test_a_member_that_has_not_joined_is_told_so(begun, env):
     shutdown()  # of nothing
 
 
-def test_a_member_of_a_job_of_unknown_size_is_told_so(begun):
+def test_calls_in_a_job_of_unknown_size_raise_initialize_error(begun):
     begun.setenv("PMIX_RANK", "1")
     for ask in (*ASKS, initialize):
         with pytest.raises(InitializeError, match=r"PMIX_RANK=1.*its number(.|\n)*num_processes="):
@@ -106,15 +106,15 @@ def test_the_variables_are_read_when_first_asked_and_once(begun):
     assert process_count() == 1
 
 
-def test_who_has_left_a_job_of_several_is_none_of_one(begun):
-    left = LocalJob(3).coordinators[2]
+def test_process_that_left_a_job_of_several_is_not_a_job_of_one(begun):
+    left = LocalJob(3).clients[2]
     begun.setattr(process._RECORD, "left", left)
     assert (process_index(), process_count(), exit_code()) == (2, 3, 0)
-    assert last_coordinator() is left
-    for ask in (coordinator, notice, lambda: barrier("here"), lambda: broadcast(1)):
+    assert last_client() is left
+    for ask in (client, notice, lambda: barrier("here"), lambda: broadcast(1)):
         with pytest.raises(InitializeError, match=r"left its job.*process 2 of 3(.|\n)*initialize"):
             ask()
-    begun.setattr(process._RECORD, "left", LocalJob(1).coordinators[0])
+    begun.setattr(process._RECORD, "left", LocalJob(1).clients[0])
     barrier("alone again")
     begun.setattr(jax_runtime, "attached", lambda: jax_runtime.Attached(1, 2, "h:1"))
     with pytest.raises(InitializeError, match="one of 2"):
@@ -123,9 +123,9 @@ def test_who_has_left_a_job_of_several_is_none_of_one(begun):
 
 AGAIN = """
     import os
-    from shoal.runtime.process import coordinator, initialize, process_count, shutdown
+    from shoal.runtime.process import client, initialize, process_count, shutdown
     initialize(virtual_devices=2)
-    first = coordinator()
+    first = client()
     initialize(virtual_devices=2, timeout_s=5)
     initialize(virtual_devices=2, num_processes=1)
     initialize()  # as libraries do
@@ -135,7 +135,7 @@ AGAIN = """
     os.environ["SHOAL_VIRTUAL_DEVICES"] = "3"  # the argument overrides it
     initialize()
     del os.environ["SHOAL_VIRTUAL_DEVICES"]
-    print(coordinator() is first)
+    print(client() is first)
     import jax
     print(jax.device_count())
     os.environ["SHOAL_NUM_PROCESSES"], os.environ["SHOAL_PROCESS_ID"] = "2", "1"
@@ -156,7 +156,7 @@ AGAIN = """
     os.wait()
     shutdown()
     initialize(virtual_devices=2, num_processes=1)
-    print(coordinator() is first)
+    print(client() is first)
 """
 AGAIN_SAID = """\
 True
@@ -205,7 +205,11 @@ def test_initialize_takes_what_jax_takes():
     """By position those before the rest; under another JAX, this shows what is new."""
     theirs = inspect.signature(jax.distributed.initialize).parameters
     ours = inspect.signature(initialize).parameters
-    by_position = [name for name, one in ours.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    by_position = [
+        name
+        for name, parameter in ours.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     assert by_position == list(theirs)[:4]
     deprecated = {"slice_index"}
     assert theirs.keys() - ours.keys() == deprecated
@@ -272,8 +276,8 @@ def test_a_timeout_must_be_positive_seconds(child_env, timeout_s):
         initialize(timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("name", ["SHOAL_ABORT_AFTER_S", "SHOAL_TIMEOUT_S"])
-def test_a_malformed_setting_is_told_before_anything_begins(monkeypatch, name):
+@pytest.mark.parametrize("name", ["SHOAL_HANG_TIMEOUT_S", "SHOAL_TIMEOUT_S"])
+def test_malformed_setting_raises_before_anything_starts(monkeypatch, name):
     monkeypatch.setenv(name, "soon")
     with pytest.raises(UsageError, match=f"{name}='soon'"):
         initialize()

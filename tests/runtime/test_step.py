@@ -23,7 +23,7 @@ def pair(clock):
 
 
 def test_a_step_is_the_label_and_is_timed(pair, clock):
-    first = pair.coordinators[0]
+    first = pair.clients[0]
     for number in (7, 8, 9):
         with step.on(first, number):
             assert first.progress.step == number
@@ -35,24 +35,24 @@ def test_a_step_is_the_label_and_is_timed(pair, clock):
 
 @pytest.mark.parametrize("number", [0, 2**62, np.int64(5)])
 def test_any_whole_number_is_a_step(pair, number):
-    with step.on(pair.coordinators[0], number):
-        assert pair.coordinators[0].progress.step == int(number)
-    assert type(pair.coordinators[0].progress.step) is int
+    with step.on(pair.clients[0], number):
+        assert pair.clients[0].progress.step == int(number)
+    assert type(pair.clients[0].progress.step) is int
 
 
-def test_what_is_no_step_is_refused(pair):
+def test_invalid_step_numbers_are_refused(pair):
     for wrong in ("3", 1.0, None, True):
         with pytest.raises(UsageTypeError, match=r"step: number=.* must be a whole number"):
-            step.on(pair.coordinators[0], wrong)
+            step.on(pair.clients[0], wrong)
     with pytest.raises(UsageError, match="step: number=-1 must be at least 0"):
-        step.on(pair.coordinators[0], -1)
+        step.on(pair.clients[0], -1)
     with pytest.raises(UsageError, match="64 bits"):
-        step.on(pair.coordinators[0], 2**63)
-    assert pair.coordinators[0].progress.step is None
+        step.on(pair.clients[0], 2**63)
+    assert pair.clients[0].progress.step is None
 
 
 def test_an_exception_passes_through_and_its_time_does_not_count(pair, clock):
-    first = pair.coordinators[0]
+    first = pair.clients[0]
     with pytest.raises(KeyError), step.on(first, 1):  # noqa: PT012
         clock.advance(100)
         raise KeyError
@@ -63,10 +63,10 @@ def test_an_exception_passes_through_and_its_time_does_not_count(pair, clock):
 
 
 def test_of_steps_inside_each_other_the_inner_ones_are_timed(pair, clock):
-    progress = pair.coordinators[0].progress
-    with step.on(pair.coordinators[0], 100):  # an epoch, say
+    progress = pair.clients[0].progress
+    with step.on(pair.clients[0], 100):  # an epoch, say
         for number in (1, 2):
-            with step.on(pair.coordinators[0], number):
+            with step.on(pair.clients[0], number):
                 assert progress.step == number
                 clock.advance(2)
             assert progress.step == 100
@@ -75,8 +75,8 @@ def test_of_steps_inside_each_other_the_inner_ones_are_timed(pair, clock):
 
 
 def test_the_same_object_may_be_used_again_also_inside_itself(pair, clock):
-    progress = pair.coordinators[0].progress
-    again = step.on(pair.coordinators[0], 4)
+    progress = pair.clients[0].progress
+    again = step.on(pair.clients[0], 4)
     with again:
         clock.advance(1)
         with again:
@@ -86,8 +86,8 @@ def test_the_same_object_may_be_used_again_also_inside_itself(pair, clock):
     assert progress.step_s == 3  # the median of 2 and 4
 
 
-def test_who_is_gone_is_raised_at_each_step_and_the_block_does_not_run(pair):
-    first = pair.coordinators[0]
+def test_loss_is_raised_at_each_step_and_the_block_does_not_run(pair):
+    first = pair.clients[0]
     pair.lose(1, "killed")
     for _ in range(2):
         with pytest.raises(ProcessLostError) as caught, step.on(first, 3):
@@ -96,31 +96,31 @@ def test_who_is_gone_is_raised_at_each_step_and_the_block_does_not_run(pair):
         told = str(caught.value)
         assert told.startswith("process 0 of 2 (a): step 3 (tests/runtime/test_step.py:")
         assert told.endswith("cannot continue: process 1 (b) is lost: killed")
-    first.troubles.acknowledge([1])
+    first.peer_losses.acknowledge([1])
     with step.on(first, 4):
         pass
     assert first.progress.ended == 1
 
 
-def test_who_failed_is_raised_with_its_traceback(pair):
-    pair.coordinators[1].report("failed", "Traceback\nValueError: no data")
+def test_failure_of_a_peer_is_raised_with_its_traceback(pair):
+    pair.clients[1].report("failed", "Traceback\nValueError: no data")
     with (
         pytest.raises(PeerFailedError, match="ValueError: no data"),
-        step.on(pair.coordinators[0], 3),
+        step.on(pair.clients[0], 3),
     ):
         pytest.fail("the block runs")
 
 
-def test_who_left_in_peace_is_no_trouble(pair):
-    pair.coordinators[1].close()
-    with step.on(pair.coordinators[0], 3):
+def test_process_that_left_in_order_raises_no_error(pair):
+    pair.clients[1].close()
+    with step.on(pair.clients[0], 3):
         pass
 
 
-def test_who_was_declared_lost_itself_is_told_so(pair):
+def test_process_declared_lost_itself_raises_process_lost(pair):
     pair.lose(1, "silent for 60 s")
     with pytest.raises(ProcessLostError, match="this process was declared lost: silent for 60 s"):
-        step.on(pair.coordinators[1], 3).__enter__()
+        step.on(pair.clients[1], 3).__enter__()
 
 
 def test_a_process_alone_has_steps_too():
@@ -132,13 +132,13 @@ def test_a_process_alone_has_steps_too():
     assert call.median_step_s is not None
 
 
-def test_a_job_status_says_who_is_slow_against_all(clock):
+def test_job_status_ranks_processes_by_step_time_against_the_median(clock):
     job = LocalJob(4, hosts=list("abcd"), clock=clock)
-    for coordinator, seconds in zip(job.coordinators, (1.0, 1.0, 5.0), strict=False):
-        with step.on(coordinator, 12):
+    for client, seconds in zip(job.clients, (1.0, 1.0, 5.0), strict=False):
+        with step.on(client, 12):
             clock.advance(seconds)
     job.lose(3, "killed")
-    call = job_status.on(job.coordinators[0])
+    call = job_status.on(job.clients[0])
     assert isinstance(call, JobStatus)
     assert call.median_step_s == 1.0
     slow = call.slowest()
@@ -154,14 +154,14 @@ def test_a_job_status_says_who_is_slow_against_all(clock):
     assert ", up to 6.0 s ago; compute time up to 1 s (1.00x)" in alike
 
 
-def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
+def test_slow_process_is_found_by_compute_time_when_the_others_wait_for_it(clock):
     """All steps take equally long there: the others wait inside the step."""
     job = LocalJob(3, hosts=list("abc"), clock=clock)
-    for coordinator, own_s in zip(job.coordinators, (2.0, 8.0, 2.0), strict=True):
-        with step.on(coordinator, 1), step.on(coordinator, 2):
+    for client, own_s in zip(job.clients, (2.0, 8.0, 2.0), strict=True):
+        with step.on(client, 1), step.on(client, 2):
             clock.advance(own_s)
-            _wait(coordinator.progress, clock, 10.0 - own_s)
-    call = job_status.on(job.coordinators[0])
+            _wait(client.progress, clock, 10.0 - own_s)
+    call = job_status.on(job.clients[0])
     assert [m.step_s for m in call.members] == [10.0] * 3
     assert [m.wait_s for m in call.members] == [8.0, 2.0, 8.0]
     assert (call.median_step_s, call.median_own_s) == (10.0, 2.0)
@@ -172,7 +172,7 @@ def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
 
 
 def test_only_waits_within_a_step_count(pair, clock):
-    first = pair.coordinators[0]
+    first = pair.clients[0]
     _wait(first.progress, clock, 100.0)
     with step.on(first, 1):
         clock.advance(3)
@@ -195,7 +195,7 @@ def _wait(progress, clock, seconds):
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
 def test_a_job_status_wants_a_positive_timeout(pair, timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):
-        job_status.on(pair.coordinators[0], timeout_s=timeout_s)
+        job_status.on(pair.clients[0], timeout_s=timeout_s)
 
 
 def test_a_limit_of_its_own_follows_a_mark(pair):
@@ -208,13 +208,13 @@ def test_a_limit_of_its_own_follows_a_mark(pair):
                 marks.append(self.mark)
             super().__setattr__(name, value)
 
-    one = pair.coordinators[0]
-    one.progress = Marked(one.progress._clock)
-    before = one.progress.mark
-    with step.on(one, 1, within_s=0.5):
-        assert one.progress.within_s == 0.5
-        inside = one.progress.mark
-    assert one.progress.within_s is None
+    client = pair.clients[0]
+    client.progress = Marked(client.progress._clock)
+    before = client.progress.mark
+    with step.on(client, 1, within_s=0.5):
+        assert client.progress.within_s == 0.5
+        inside = client.progress.mark
+    assert client.progress.within_s is None
     begun, ended = marks[-2:]
     assert before < begun == inside < ended
 

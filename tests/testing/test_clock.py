@@ -10,7 +10,7 @@ from shoal.runtime.rules.point import Point
 from shoal.testing.clock import Clock
 
 
-def test_it_stands_still_and_goes_where_it_is_sent():
+def test_clock_moves_only_when_advanced():
     clock = Clock(10.0)
     assert clock() == clock() == 10.0
     clock.advance(2)
@@ -20,7 +20,7 @@ def test_it_stands_still_and_goes_where_it_is_sent():
 
 
 @pytest.mark.parametrize("by_s", [-1, math.nan, math.inf])
-def test_it_does_not_go_back(by_s):
+def test_clock_does_not_go_back(by_s):
     clock = Clock()
     with pytest.raises(UsageError, match="moves forward"):
         clock.advance(by_s)
@@ -38,14 +38,14 @@ def test_a_wait_of_ten_minutes_ends_at_once():
     def wait():
         begun.set()
         try:
-            job.coordinators[0].arrive(Point("x"), timeout_s=600)
+            job.clients[0].arrive(Point("x"), timeout_s=600)
         except DeadlineError as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     begun.wait(30)
-    asker = job.coordinators[1]
+    asker = job.clients[1]
     while not asker.members(timeout_s=30)[0].last_words.startswith("waits"):
         pass
     clock.advance(601)

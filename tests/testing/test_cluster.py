@@ -60,7 +60,7 @@ def test_a_script_has_its_arguments_and_its_end(cluster, child_env, tmp_path):
         bench.run(script)
 
 
-def test_much_output_blocks_nobody(cluster, child_env):
+def test_large_output_blocks_no_process(cluster, child_env):
     bench = cluster(2, env=child_env)
     bench.start(functions.print_much, initialize=False)
     assert [(len(e.out), len(e.err)) for e in bench.wait()] == [(2_000_040, 2_000_040)] * 2
@@ -78,7 +78,7 @@ def test_a_process_that_was_killed_and_the_error_of_the_others(cluster, child_en
     assert all("process 0" in e.error for e in others)
 
 
-def test_a_frozen_process_goes_on_when_told(cluster, child_env):
+def test_frozen_process_continues_after_cont(cluster, child_env):
     bench = cluster(2, env=child_env, faults="mine:pause")
     bench.start(functions.reach_twice, initialize=False)
     for process in (0, 1):
@@ -134,7 +134,7 @@ def test_the_services_are_found_by_name(cluster, child_env, services):
     pids = [bench.pid(who) for who in names]
     assert len(set(pids)) == 4
     assert set(pids) <= set(bench.pids())
-    assert "meeting_place" in Path(f"/proc/{pids[2]}/cmdline").read_text()
+    assert "server.coordinator" in Path(f"/proc/{pids[2]}/cmdline").read_text()
     bench.release("barrier.before_arrive")
     bench.wait()
 
@@ -151,7 +151,7 @@ def test_the_deadline_shows_what_each_said_last(cluster, child_env):
         bench.wait_for("never", 0)
 
 
-def test_words_that_were_never_said(cluster, child_env):
+def test_wait_for_raises_if_the_process_ends_first(cluster, child_env):
     bench = cluster(1, env=child_env)
     bench.start(functions.exit_with, 3, initialize=False)
     with pytest.raises(PeerFailedError, match=r"never printed 'ready'.*\(pid .*ended with code 3"):
@@ -214,7 +214,7 @@ def test_a_wrong_program_is_refused(cluster, child_env):
         bench.cut(0)
 
 
-def test_nothing_is_left_behind(cluster, child_env):
+def test_closed_cluster_leaves_no_process_and_no_folder(cluster, child_env):
     with cluster(2, env=child_env) as bench:
         orphans = bench.run(functions.leave_somebody_behind, initialize=False)
         assert set(orphans) <= set(bench.pids())
@@ -252,7 +252,7 @@ def test_nothing_is_left_when_the_test_is_killed(child_env, tmp_path):
         os.close(handle)
 
 
-def test_it_starts_while_another_thread_changes_the_environment(cluster, child_env):
+def test_cluster_starts_while_another_thread_changes_the_environment(cluster, child_env):
     done = threading.Event()
 
     def change() -> None:
@@ -270,7 +270,7 @@ def test_it_starts_while_another_thread_changes_the_environment(cluster, child_e
         changing.join()
 
 
-def test_it_starts_though_a_variable_is_gone_before_it_is_read(cluster, monkeypatch):
+def test_cluster_starts_if_a_variable_disappears_while_it_is_read(cluster, monkeypatch):
     class Changing(UserDict[str, str]):
         def __iter__(self):
             yield from ["SHOAL_TEST_GONE", *self.data]  # another thread deletes it now

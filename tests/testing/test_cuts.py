@@ -21,7 +21,7 @@ def test_a_global_sum_across_hosts(cluster, child_env):
     assert bench.run(functions.host, initialize=False) == [network.address_of(p) for p in range(2)]
 
 
-def test_what_is_cut_off_hears_nothing_until_it_is_mended(cluster, child_env):
+def test_disconnected_process_gets_no_answer_until_reconnected(cluster, child_env):
     bench = cluster(2, network=True, env=child_env, faults="asked#*:pause")
     bench.start(functions.ask_over_network, network.address_of(0), initialize=False)
     bench.wait_for("listens", 0)
@@ -46,7 +46,7 @@ def test_the_names_stay_inside(cluster, child_env):
     ]
 
 
-def test_who_has_no_cable(cluster, child_env):
+def test_cut_refuses_a_target_without_its_own_network_link(cluster, child_env):
     bench = cluster(2, network=True, env=child_env)
     for who in (2, "the coordinator", "JAX's service"):
         with pytest.raises(UsageError, match="has no network link of its own"):
@@ -61,7 +61,7 @@ def test_each_service_that_stands_alone_has_a_cable(cluster, child_env):
     assert bench.run(functions.global_sum) == [(1.0, 2)] * 2
 
 
-def test_why_there_are_none(child_env):
+def test_cuts_without_root_give_the_reason(child_env):
     code = (
         "import os; os.geteuid = lambda: 1000\n"
         "from shoal.testing.network import why_no_cuts; print(why_no_cuts())"

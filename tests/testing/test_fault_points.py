@@ -37,7 +37,7 @@ def test_a_text_is_read_and_written():
     assert parse(" ; ;") == ()
 
 
-def test_nothing_happens_where_nothing_is_asked(faults, monkeypatch):
+def test_fault_points_without_a_fault_do_nothing(faults, monkeypatch):
     monkeypatch.delenv("SHOAL_FAULTS", raising=False)
     reach("barrier.before_arrive", 0)
     assert "SHOAL_FAULTS" not in os.environ
@@ -58,7 +58,7 @@ def test_the_third_time_and_then_never_again(faults):
     reach("x", 1)
 
 
-def test_each_time(faults):
+def test_fault_with_a_star_is_injected_each_time(faults):
     faults("x#*:raise")
     for _ in range(3):
         with pytest.raises(InjectedError):
@@ -184,7 +184,7 @@ def test_programs_have_points_of_their_own():
     assert [str(fault) for fault in parse(text)] == text.split("; ")
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_every_problem_of_a_faults_string_is_reported_at_once():
     with pytest.raises(UsageError) as caught:
         parse("a:b; c; d:delay=x; fine:kill")
     assert len(caught.value.problems) == 3

@@ -17,7 +17,7 @@ def bench(cluster, child_env):
     return cluster(2, devices=2, env=child_env | {"SHOAL_MINE": "x"}, start_method="fork")
 
 
-def test_each_has_what_is_its_own_and_is_a_fork_of_one(bench):
+def test_forked_processes_share_a_parent_and_have_their_own_state(bench):
     bench.start(functions.what_is_its_own, initialize=False)
     ids = [bench.pid(process) for process in range(2)]
     rows = [ended.value for ended in bench.wait()]
@@ -43,7 +43,7 @@ def test_a_failure_has_its_traceback_and_no_words_of_the_server(bench):
     assert "fork_server" not in caught.value.failed[1]
 
 
-def test_each_ends_as_a_process_does(bench):
+def test_forked_processes_run_their_exit_handlers(bench):
     bench.start(functions.speak_at_the_end, initialize=False)
     for ended in bench.wait():
         assert (ended.code, ended.out, ended.err) == (0, "atexit\nof the module\n", "")
@@ -56,7 +56,7 @@ def test_each_has_streams_of_its_own(cluster, child_env):
         assert ended == ("utf-8", False)
 
 
-def test_one_is_killed_and_one_says_it(bench):
+def test_killed_forked_process_is_lost_to_its_peer(bench):
     bench.start(functions.meet, *["again"] * 100_000)
     bench.wait_for("after again", 0)
     bench.kill(1)

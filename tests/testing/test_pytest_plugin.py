@@ -77,7 +77,7 @@ def test_passes(default="not a fixture"):
 """
 
 
-def test_failures_are_told_with_their_traceback(child_env, tmp_path):
+def test_failures_are_reported_with_their_traceback(child_env, tmp_path):
     inner = tmp_path / "inner"  # not the current directory, which pytest itself imports from
     inner.mkdir()
     (inner / "test_inner.py").write_text(INNER)

@@ -61,7 +61,7 @@ def test_numbers_that_json_has_not_and_paths_travel():
         ({object(): 1}, "a key of the value is an object"),
     ],
 )
-def test_others_are_refused(value, told):
+def test_unsupported_values_are_refused_with_advice(value, told):
     with pytest.raises(UsageTypeError) as caught:
         encoded(value)
     assert told in str(caught.value)

@@ -20,7 +20,7 @@ from shoal import settings
 from shoal.arguments import as_integer, not_flags
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices, owners_of
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.record_call import lane_problems
 from shoal.colour import collective
 from shoal.errors import (
     DeviceStartError,
@@ -35,10 +35,10 @@ from shoal.plan.hardware.wiring import Slices, Torus
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, hops_of, place
 from shoal.plan.topology import Topology, from_devices, parse
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.lanes import fail_call, refused_for_all
 from shoal.runtime.client.outcomes import ThisProcess
-from shoal.runtime.process import coordinator, device_start, has_joined, registered
+from shoal.runtime.process import client, device_start, has_joined, registered
 from shoal.runtime.startup.device_start import start_devices
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
@@ -66,7 +66,7 @@ def _fail(
     if devices is not None and not isinstance(devices, str):
         owners = {device.process_index for device in _listed(devices, jax.devices())[0]}
     if owners is None or len(owners) > 1:
-        fail_call(_coordinator(devices), "make_mesh", error, lane=lane, processes=owners)
+        fail_call(_client(devices), "make_mesh", error, lane=lane, processes=owners)
 
 
 @collective("the mesh's processes")
@@ -143,44 +143,46 @@ def make_mesh(
       >>> shoal.make_mesh({"data": -1, "model": 1}).axis_names
       ('data', 'model')
     """
-    wish = OrderWish(order, across, compatible_with, allow_split_physical_axes)
+    request = OrderRequest(order, across, compatible_with, allow_split_physical_axes)
     named = axes if axis_names is None else _named(axes, axis_names)
-    return jax_mesh(_made(named, devices, wish, timeout_s, lane, axis_types=axis_types))
+    return jax_mesh(_made(named, devices, request, timeout_s, lane, axis_types=axis_types))
 
 
 @refused_for_all(_fail)
 def planned_mesh(axes: object, *, devices: Iterable[jax.Device | int], label: str) -> Mesh:
     """Return the planning value of a mesh of listed devices, with a label: for facades."""
-    return _made(axes, devices, wish=OrderWish("given"), timeout_s=None, lane="main", label=label)
+    return _made(
+        axes, devices, request=OrderRequest("given"), timeout_s=None, lane="main", label=label
+    )
 
 
 @refused_for_all(_fail)
 def mesh_of_rings(axes: Iterable[tuple[str, int]], rings: Rings, *, label: str) -> Mesh:
     """Return the mesh of all TPU devices in the order of DTensor's rings, as `make_mesh` does."""
-    wish = OrderWish(compatible_with="dtensor", rings=rings)
-    return _made(axes, devices="tpu", wish=wish, timeout_s=None, lane="main", label=label)
+    request = OrderRequest(compatible_with="dtensor", rings=rings)
+    return _made(axes, devices="tpu", request=request, timeout_s=None, lane="main", label=label)
 
 
 def _made(
-    axes: object, devices: object, wish: OrderWish, timeout_s: object, lane: str, **named: Any
+    axes: object, devices: object, request: OrderRequest, timeout_s: object, lane: str, **named: Any
 ) -> Mesh:
-    here = _coordinator(devices)
-    record = _find(here, devices, timeout_s, lane)
-    group = owners_of(here, record.devices, record.limit_s)
+    here = _client(devices)
+    selection = _find(here, devices, timeout_s, lane)
+    group = owners_of(here, selection.devices, selection.limit_s)
     meets = len(group) > 1 and here.process in group
     with here.call("make_mesh", lane, group) if meets else contextlib.nullcontext():
-        if record.problem is not None:
-            raise record.problem
-        chosen = _ordered(axes, record, wish, **named)
+        if selection.problem is not None:
+            raise selection.problem
+        chosen = _ordered(axes, selection, request, **named)
         if meets:
-            _agree(here, record, chosen, group, lane)
+            _agree(here, selection, chosen, group, lane)
     if _LOG.isEnabledFor(logging.DEBUG):
         me = ThisProcess(here.process, here.hosts)
         _LOG.debug("%s: make_mesh (%s): %r: %s", me, callsite(), chosen.mesh, chosen.why)
     return registered(chosen.mesh)
 
 
-class _Found(NamedTuple):
+class _Selection(NamedTuple):
     """The devices for a mesh, or why there are none: raised in the call, for peers to learn of."""
 
     devices: list[jax.Device]
@@ -190,14 +192,14 @@ class _Found(NamedTuple):
     present: Sequence[jax.Device] = ()  # all of the job
 
 
-def _coordinator(devices: object) -> Coordinator:
-    """Return this process's coordinator; a process without one is a job of its own.
+def _client(devices: object) -> JobClient:
+    """Return this process's job client; a process without one is a job of its own.
 
     That is the case before `initialize`, after `shutdown` and in a fork; a mesh whose devices all
     belong to this process needs no peers.
     """
     try:
-        return coordinator()
+        return client()
     except InitializeError:
         # Before the first `initialize`, ids are not yet those of the job.
         if devices is None or isinstance(devices, str) or not has_joined():
@@ -205,7 +207,7 @@ def _coordinator(devices: object) -> Coordinator:
         return alone()
 
 
-def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -> _Found:
+def _find(here: JobClient, devices: object, timeout_s: object, lane: object) -> _Selection:
     """Return the devices that `devices=` names; initialize them if necessary."""
     platform = devices if isinstance(devices, str) else None
     is_listed = devices is not None and platform is None
@@ -228,10 +230,12 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
         # Losses of peers are known to all; any other error here is raised in the call.
         if isinstance(error, ShoalError) and not isinstance(error, UsageError | DeviceStartError):
             raise
-        return _Found([], is_listed, limit_s, error)
-    if here.num_processes == 1 and any(one.process_index != jax.process_index() for one in chosen):
-        coordinator()  # raises the reason why there is no coordinator
-    return _Found(chosen, is_listed, limit_s, problem, present)
+        return _Selection([], is_listed, limit_s, error)
+    if here.num_processes == 1 and any(
+        device.process_index != jax.process_index() for device in chosen
+    ):
+        client()  # raises the reason why there is no job client
+    return _Selection(chosen, is_listed, limit_s, problem, present)
 
 
 def described_platform() -> str:
@@ -248,24 +252,24 @@ def _limit(timeout_s: object) -> float:
     return float(limit_s)
 
 
-def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Order:
+def _ordered(axes: object, selection: _Selection, request: OrderRequest, **named: Any) -> Order:
     """Return the mesh; problems with it are reported here, not at the first array."""
     pairs = _pairs(axes)
-    raise_all("make_mesh", order_problems(wish, is_listed=found.is_listed))
-    kinds = sorted({device.platform for device in found.devices})
+    raise_all("make_mesh", order_problems(request, is_listed=selection.is_listed))
+    kinds = sorted({device.platform for device in selection.devices})
     if len(kinds) > 1:
         raise UsageError(f"make_mesh: devices of {len(kinds)} kinds: {', '.join(kinds)}")
     try:
-        filled = _filled(pairs, len(found.devices), not found.is_listed)
+        filled = _filled(pairs, len(selection.devices), not selection.is_listed)
     except UsageError as error:
-        error.args = (f"{error}{_more_cpus(pairs, found.devices)}",)
+        error.args = (f"{error}{_more_cpus(pairs, selection.devices)}",)
         raise
     kind = kinds[0] if kinds else jax.default_backend()
-    named |= {"given": found.is_listed, "present": found.present}
+    named |= {"given": selection.is_listed, "present": selection.present}
     named["described"] = settings.text("SHOAL_TOPOLOGY")
     names = [name for name, _ in filled]
     named["axis_types"] = _kinds(named.get("axis_types", "auto"), names)
-    chosen = ordered(filled, found.devices, wish, kind=kind, **named)
+    chosen = ordered(filled, selection.devices, request, kind=kind, **named)
     jax_mesh(chosen.mesh)
     return chosen
 
@@ -278,24 +282,24 @@ def _view(devices: Sequence[jax.Device], kind: str) -> View:
 
 
 def _agree(
-    here: Coordinator, found: _Found, chosen: Order, group: tuple[int, ...], lane: str
+    here: JobClient, selection: _Selection, chosen: Order, group: tuple[int, ...], lane: str
 ) -> None:
     """Meet the processes that own the devices; return if all of them make this mesh."""
     agree_on_devices(
         here,
         chosen.mesh,
-        _view(found.devices, chosen.mesh.kind),
-        options=_options(chosen.wish, chosen.mesh),
+        _view(selection.devices, chosen.mesh.kind),
+        options=_options(chosen.request, chosen.mesh),
         site=callsite(),
         group=None if len(group) == here.num_processes else group,
         lane=lane,
-        timeout_s=found.limit_s,
+        timeout_s=selection.limit_s,
     )
 
 
-def _options(wish: OrderWish, mesh: Mesh) -> list[str]:
+def _options(request: OrderRequest, mesh: Mesh) -> list[str]:
     """Return the other options that must be equal."""
-    named = {name: value for name, value in wish._asdict().items() if value is not None}
+    named = {name: value for name, value in request._asdict().items() if value is not None}
     if isinstance(named.get("across"), Mapping):  # the order of entries is irrelevant
         entries = sorted(named["across"].items())
         named["across"] = {axis: _plain(amount) for axis, amount in entries}
@@ -380,16 +384,16 @@ def _listed(
     problems: list[str] = []
     chosen = []
     for device in named:
-        number = as_integer(device)
+        device_id = as_integer(device)
         if isinstance(device, jax.Device):
             chosen.append(device)
-        elif number is None:
+        elif device_id is None:
             problems.append(f"{device!r} must be a device or the id of one")
-        elif number not in by_id:
+        elif device_id not in by_id:
             known = ", ".join(map(str, sorted(by_id)[:16])) + (", …" if len(by_id) > 16 else "")
             problems.append(f"no device has the id {device}; there are {known}")
         else:
-            chosen.append(by_id[number])
+            chosen.append(by_id[device_id])
     try:
         raise_all("make_mesh", problems)
     except UsageError as error:  # the owners of the other devices learn of it
@@ -463,7 +467,7 @@ def _shapes(rank: int, count: int, divisors: Sequence[int]) -> Iterator[tuple[in
 T = TypeVar("T")
 
 
-class OrderWish(NamedTuple):
+class OrderRequest(NamedTuple):
     """The ordering arguments of `make_mesh`; None: not given."""
 
     order: str | None = None  # "wires" or "given"
@@ -483,7 +487,7 @@ class Order(NamedTuple):
 
     mesh: Mesh
     topology: Topology | None  # None: the order is the caller's
-    wish: OrderWish
+    request: OrderRequest
 
     @property
     def why(self) -> str:
@@ -491,9 +495,9 @@ class Order(NamedTuple):
         if self.topology is None:
             return "in the order given by devices= (order='wires' would place them)"
         processes = counted(len(self.mesh.process_indices), "process", "processes")
-        found = f"{self.topology.text}, {processes}"
-        if self.wish.compatible_with is not None:
-            chosen = f"in the order that compatible_with={self.wish.compatible_with!r} asks for"
+        recognized = f"{self.topology.text}, {processes}"
+        if self.request.compatible_with is not None:
+            chosen = f"in the order that compatible_with={self.request.compatible_with!r} asks for"
         elif isinstance(self.topology, Torus | Slices):
             chosen = "placed to match the interconnect, the last axis on the shortest links"
         else:
@@ -503,7 +507,7 @@ class Order(NamedTuple):
             + (f", over {hops.slices} slices" if hops.slices > 1 else "")
             for axis, hops in hops_of(self.topology, self.mesh).items()
         ]
-        return "; ".join([f"{found}: {chosen}", *distances])
+        return "; ".join([f"{recognized}: {chosen}", *distances])
 
 
 def stands_for(text: str, devices: Sequence[Any]) -> Topology:
@@ -538,7 +542,7 @@ def stands_for(text: str, devices: Sequence[Any]) -> Topology:
 def ordered(
     pairs: Sequence[tuple[str, int]],
     devices: Sequence[Any],
-    wish: OrderWish,
+    request: OrderRequest,
     *,
     given: bool,
     present: Sequence[Any] = (),
@@ -550,7 +554,7 @@ def ordered(
     Args:
       pairs: name and size of each axis; the product is the number of devices.
       devices: JAX's, or objects with the same attributes.
-      wish: the caller's ordering arguments.
+      request: the caller's ordering arguments.
       given: did the caller list the devices?
       present: all devices of the job, whose links are known.
       described: the text of the topology that the devices stand for, if they do.
@@ -560,7 +564,9 @@ def ordered(
       UsageError: as `topology.from_devices` and `placement.place`, in the name of `make_mesh`.
     """
     process_of = {device.id: device.process_index for device in devices}
-    if wish.order == "given" or (given and wish.order is None and not wish.needs_placement):
+    if request.order == "given" or (
+        given and request.order is None and not request.needs_placement
+    ):
         ids, topology = [device.id for device in devices], None
     else:
         if described:
@@ -568,14 +574,14 @@ def ordered(
         else:
             around = _around(devices, present)
             topology = _as_make_mesh(lambda: from_devices(devices, within=around))
-        wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
-        asks_jax = isinstance(wish.compatible_with, str) and wish.compatible_with == "jax"
+        wanted = {name: value for name, value in request._asdict().items() if name != "order"}
+        asks_jax = isinstance(request.compatible_with, str) and request.compatible_with == "jax"
         if asks_jax and not described:  # described: the devices only stand for those of the order
             wanted["compatible_with"] = partial(_jax_order, devices)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()
-    owners = [process_of[one] for one in ids]
-    return Order(Mesh(pairs, device_ids=ids, processes=owners, **named), topology, wish)
+    owners = [process_of[device_id] for device_id in ids]
+    return Order(Mesh(pairs, device_ids=ids, processes=owners, **named), topology, request)
 
 
 def _jax_order(
@@ -615,27 +621,27 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
     try:
         return call()
     except UsageError as error:
-        words = str(error)
+        text = str(error)
         for name in ("place: ", "from_devices: "):
-            words = words.removeprefix(name)
-        message = words if words.startswith("make_mesh") else f"make_mesh: {words}"
+            text = text.removeprefix(name)
+        message = text if text.startswith("make_mesh") else f"make_mesh: {text}"
         raise type(error)(message, problems=error.problems) from None
 
 
-def order_problems(wish: OrderWish, *, is_listed: bool) -> list[str]:
+def order_problems(request: OrderRequest, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and with the other arguments."""
-    split = wish.allow_split_physical_axes
+    split = request.allow_split_physical_axes
     if split is not None:
         wrong = not_flags(allow_split_physical_axes=split)
         if wrong:
             return wrong
-    if wish.order is not None and str(wish.order) not in ("wires", "given"):
-        return [f"order={wish.order!r} must be 'wires' or 'given'"]
-    if wish.order != "given":
+    if request.order is not None and str(request.order) not in ("wires", "given"):
+        return [f"order={request.order!r} must be 'wires' or 'given'"]
+    if request.order != "given":
         return []
     if not is_listed:
         return ["order='given' needs a list of devices=, in mesh order"]
-    if wish.needs_placement:
-        names = [name for name, value in wish._asdict().items() if value is not None][1:]
+    if request.needs_placement:
+        names = [name for name, value in request._asdict().items() if value is not None][1:]
         return [f"order='given' leaves nothing for {', '.join(names)} to choose"]
     return []

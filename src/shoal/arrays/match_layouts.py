@@ -22,7 +22,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     Leaf,
     Path,
     cannot_be_pending,
-    is_function,
+    is_layout_function,
     is_one_layout,
     leaf_for,
     meshes_in,
@@ -97,12 +97,12 @@ def match_layouts(
     pairs, treedef = tree_flatten_with_path(shapes, is_leaf=_is_bare_shape)
     filling = _Filling(table, [keystr(path, simple=True, separator="/") for path, _ in pairs])
     with use_mesh(chosen):
-        found = [
+        layouts = [
             filling.layout_of(name, path, value, chosen)
             for name, (path, value) in zip(filling.names, pairs, strict=True)
         ]
     filling.finish(all_rules=all_rules)
-    return jax.tree.unflatten(treedef, found)
+    return jax.tree.unflatten(treedef, layouts)
 
 
 class _Rule(NamedTuple):
@@ -124,12 +124,12 @@ class _Filling:
 
     def layout_of(self, name: str, path: Path, value: Any, mesh: Mesh) -> Layout | None:
         """Return the layout of a leaf; None if there is a problem with it."""
-        number = next((n for n, names in enumerate(self._taken) if name in names), None)
-        if number is not None:
-            self._decided[number] += 1
+        rule_index = next((n for n, names in enumerate(self._taken) if name in names), None)
+        if rule_index is not None:
+            self._decided[rule_index] += 1
         try:
-            given = None if number is None else self._table[number].given
-            leaf = _leaf(name, value, path, given, mesh, has_rule=number is not None)
+            given = None if rule_index is None else self._table[rule_index].given
+            leaf = _leaf(name, value, path, given, mesh, has_rule=rule_index is not None)
         except UsageError as error:
             self._wrong.setdefault(str(error), []).append(name or "the array")
             return None
@@ -142,22 +142,22 @@ class _Filling:
         """Raise one error with all problems."""
         wrong = [f"{_listed(names)}: {error}" for error, names in self._wrong.items()]
         idle = [
-            f"rule {rule.pattern!r}: {self._why_idle(number)}"
-            for number, rule in enumerate(self._table)
-            if not self._decided[number] and (all_rules or not is_pattern(rule.pattern))
+            f"rule {rule.pattern!r}: {self._why_idle(index)}"
+            for index, rule in enumerate(self._table)
+            if not self._decided[index] and (all_rules or not is_pattern(rule.pattern))
         ]
         raise_all("match_layouts", wrong + self._problems + idle)
 
-    def _why_idle(self, number: int) -> str:
+    def _why_idle(self, rule_index: int) -> str:
         """Return why a rule decides nothing, and what may have been meant."""
-        for name in (one for one in self.names if one in self._taken[number]):
-            earlier = next(n for n in range(number) if name in self._taken[n])
+        for name in (leaf_name for leaf_name in self.names if leaf_name in self._taken[rule_index]):
+            earlier = next(n for n in range(rule_index) if name in self._taken[n])
             return (
                 "earlier rules already match every leaf that it matches "
                 f"({self._table[earlier].pattern!r} takes "
                 f"{name!r}); the first that matches decides: put it before them"
             )
-        return f"matches nothing{near(self._table[number].pattern, self.names)}"
+        return f"matches nothing{near(self._table[rule_index].pattern, self.names)}"
 
 
 def _leaf(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Leaf:
@@ -172,14 +172,14 @@ def _leaf(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule
         return Leaf(name, value, Layout(_mesh_named(given) or mesh))
     if not has_rule:
         raise UsageError("no rule matches; '**': () at the end replicates all other leaves")
-    if is_function(given):
+    if is_layout_function(given):
         why = wrong_arguments(given, "the leaf")
         if why:
             raise UsageError(why)
         function, given = given, given(name, value)
         if given is None:  # a function without a return statement
             raise UsageError(f"the function {_name(function)} returned None; () splits nothing")
-        if not is_one_layout(given) or is_function(given):
+        if not is_one_layout(given) or is_layout_function(given):
             raise UsageError(
                 f"the function {_name(function)} returned {given!r}, which is not a layout"
             )
@@ -202,13 +202,15 @@ def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
         problems.append(WrongType(f"rules={rules!r} must map patterns to layouts"))
         return []
     table: list[_Rule] = []
-    for one in rules:
-        if not isinstance(one, tuple | list) or len(one) != 2:
-            problems.append(WrongType(f"rule {one!r}: must be a pair of a pattern and a layout"))
+    for rule in rules:
+        if not isinstance(rule, tuple | list) or len(rule) != 2:
+            problems.append(WrongType(f"rule {rule!r}: must be a pair of a pattern and a layout"))
             continue
-        pattern, given = one
+        pattern, given = rule
         if not isinstance(pattern, str) or not pattern:
-            problems.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
+            problems.append(
+                WrongType(f"rule {rule!r}: {pattern!r} is not a pattern such as '**/w'")
+            )
         elif not is_one_layout(given):
             text = "is not a layout; pass a tuple of axis names and None, or a Layout"
             text = f"{short_text(given)} {text}"

@@ -14,7 +14,7 @@ from shoal.arrays.bridge.devices import listed_devices
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     dims_of,
-    is_function,
+    is_layout_function,
     is_mesh,
     is_one_layout,
     leaf_for,
@@ -76,18 +76,18 @@ def named_sharding(
 def _shardings(layouts: Layouts, among: tuple[jax.Device, ...] | None) -> Any:
     problems: list[str] = []
     pairs, treedef = jax.tree_util.tree_flatten_with_path(layouts, is_leaf=is_one_layout)
-    found = []
+    shardings = []
     for path, given in pairs:
         try:
-            found.append(_sharding(given, among))
+            shardings.append(_sharding(given, among))
         except UsageError as error:
             problems.append(f"{path_text(path)}: {error}" if path else str(error))
     raise_all("named_sharding", problems)
-    return jax.tree.unflatten(treedef, found)
+    return jax.tree.unflatten(treedef, shardings)
 
 
 def _sharding(given: Any, among: tuple[jax.Device, ...] | None) -> NamedSharding:
-    if not is_one_layout(given) or is_function(given):
+    if not is_one_layout(given) or is_layout_function(given):
         raise UsageError(not_a_layout(given))
     if isinstance(given, NamedSharding):
         return given
@@ -95,5 +95,7 @@ def _sharding(given: Any, among: tuple[jax.Device, ...] | None) -> NamedSharding
     leaf = leaf_for(given, shape, ())
     if among is None:
         return leaf.sharding
-    found = sharding_of(leaf.layout, devices=among)
-    return NamedSharding(found.mesh, leaf.given) if isinstance(leaf.given, PartitionSpec) else found
+    sharding = sharding_of(leaf.layout, devices=among)
+    if isinstance(leaf.given, PartitionSpec):
+        return NamedSharding(sharding.mesh, leaf.given)
+    return sharding

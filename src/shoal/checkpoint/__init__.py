@@ -1,7 +1,7 @@
 """Sharded checkpoints: committed or absent, checksummed throughout, from any mesh to any mesh.
 
 * `history`: the steps of a run. `saving`, `restoring`: one save, one restore, phase by phase.
-* `together`: how the processes of one save or restore coordinate.
+* `coordination`: how the processes of one save or restore coordinate.
 * `blocks`: data between memory and files. `store`: what every place of a checkpoint promises.
   `disk`, `bucket`: a directory and objects that keep it. `at`: the store at a path.
 * `planning`: which process writes and reads which bytes, which steps are kept. `format`: the file

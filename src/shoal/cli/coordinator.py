@@ -24,8 +24,8 @@ from shoal.runtime.startup.rendezvous import own_host
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.system.own_name import why_unresolved
 from shoal.runtime.system.service_commands import (
+    COORDINATOR,
     JAX_SERVICE,
-    MEETING_PLACE,
     ignored_sigint_line,
     introduction,
     not_ignored,
@@ -139,9 +139,9 @@ def coordinator(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
     )
     signals = _EndingSignals(not_ignored([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
-    words = ignored_sigint_line()
-    if words:
-        print(f"shoal coordinator: {words}", file=sys.stderr)
+    line = ignored_sigint_line()
+    if line:
+        print(f"shoal coordinator: {line}", file=sys.stderr)
     try:
         while True:
             request = _serve(request, signals)
@@ -172,13 +172,13 @@ def _serve(request: _Request, signals: _EndingSignals) -> _Request:
     signals.check()
     services = _Services(request)
     try:
-        place, jax_service = services.await_addresses(request)
+        coordinator, jax_service = services.await_addresses(request)
         signals.check()
-        _announce(request, place, jax_service, services)
+        _announce(request, coordinator, jax_service, services)
         services.await_end(signals)
     finally:
         services.close()
-    port, jax_port = split_address(place)[1], split_address(jax_service)[1]
+    port, jax_port = split_address(coordinator)[1], split_address(jax_service)[1]
     return request._replace(port=port, jax_port=jax_port)
 
 
@@ -187,7 +187,7 @@ class _Services:
 
     def __init__(self, request: _Request) -> None:
         env, job = {"SHOAL_TOKEN": request.token}, f"shoal-coordinator-{os.getpid()}"
-        place, jax_service = (
+        of_coordinator, of_jax_service = (
             (
                 *service_arguments(request.processes, request.bind, port, job=job),
                 "--until-stdin-closes",
@@ -195,20 +195,20 @@ class _Services:
             for port in (request.port, request.jax_port)
         )
         until = ("--until-empty", "--idle-s", "inf")
-        self.place = Spawned(MEETING_PLACE, *place, *until, env=env)
-        self.jax_service = Spawned(JAX_SERVICE, *jax_service, env=env)
+        self.coordinator = Spawned(COORDINATOR, *of_coordinator, *until, env=env)
+        self.jax_service = Spawned(JAX_SERVICE, *of_jax_service, env=env)
 
     def await_addresses(self, request: _Request) -> tuple[str, str]:
         """Return their addresses, as seen from other hosts; let one monitor the other."""
         addresses = []
         for name, port, spawned in (
-            ("the coordinator", request.port, self.place),
+            ("the coordinator", request.port, self.coordinator),
             ("JAX's service", request.jax_port, self.jax_service),
         ):
             line = spawned.first_line(_START_S)
             if not line:
-                where, words = address_text(request.bind, port), spawned.last_words()
-                raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
+                where, last_words = address_text(request.bind, port), spawned.last_words()
+                raise InitializeError(f"coordinator: {name} cannot start at {where}: {last_words}")
             addresses.append(str(json.loads(line)["address"]))
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
             self.jax_service.stdin.write(introduction(addresses[0]))
@@ -223,23 +223,23 @@ class _Services:
         """
         ends = select.poll()
         ends.register(signals.wakes, select.POLLIN)
-        for spawned in (self.place, self.jax_service):
+        for spawned in (self.coordinator, self.jax_service):
             ends.register(spawned.stdout, select.POLLIN)
         ended = {file for file, _ in ends.poll()}
         signals.check()
-        if self.place.stdout.fileno() in ended:
-            code = self.place.wait()
+        if self.coordinator.stdout.fileno() in ended:
+            code = self.coordinator.wait()
             if code:
-                raise _lost("the coordinator", code, self.place)
+                raise _lost("the coordinator", code, self.coordinator)
             return
         lost = _lost("JAX's service", self.jax_service.wait(), self.jax_service)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it notifies the processes
-            self.place.wait(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
+            self.coordinator.wait(min(settings.seconds("SHOAL_HANG_TIMEOUT_S"), _LINGER_MAX_S))
         raise lost
 
     def close(self) -> None:
         """End both: the coordinator first, because JAX's service is needed until then."""
-        for spawned in (self.place, self.jax_service):
+        for spawned in (self.coordinator, self.jax_service):
             with contextlib.suppress(OSError):
                 spawned.stdin.close()
             try:
@@ -252,8 +252,10 @@ class _Services:
 
 
 def _lost(name: str, code: int, spawned: Spawned) -> ProcessLostError:
-    words = spawned.last_words()
-    return ProcessLostError(f"coordinator: {name} ended, code {code}" + (words and f": {words}"))
+    last_words = spawned.last_words()
+    return ProcessLostError(
+        f"coordinator: {name} ended, code {code}" + (last_words and f": {last_words}")
+    )
 
 
 def _reachable(address: str) -> str:
@@ -264,14 +266,14 @@ def _reachable(address: str) -> str:
     return address_text(host, port)
 
 
-def _announce(request: _Request, place: str, jax_service: str, services: _Services) -> None:
+def _announce(request: _Request, coordinator: str, jax_service: str, services: _Services) -> None:
     """Print the addresses: for programs on stdout, for people on stderr."""
     record = {
-        "coordinator": place,
+        "coordinator": coordinator,
         "jax_service": jax_service,
-        "pids": {"coordinator": services.place.pid, "jax_service": services.jax_service.pid},
+        "pids": {"coordinator": services.coordinator.pid, "jax_service": services.jax_service.pid},
     }
-    variables = {"SHOAL_COORDINATOR": place, "SHOAL_JAX_SERVICE": jax_service}
+    variables = {"SHOAL_COORDINATOR": coordinator, "SHOAL_JAX_SERVICE": jax_service}
     if request.is_token_ours:
         record["token"] = variables["SHOAL_TOKEN"] = request.token
     try:

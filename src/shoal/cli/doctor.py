@@ -122,8 +122,8 @@ def doctor(
 ) -> None:
     """Find why a job does not start."""
     _check(processes, devices, timeout_s, alone)
-    urls = [one for one in shared or () if is_address(one)]
-    folders = tuple(one for one in shared or () if one not in urls)
+    urls = [path for path in shared or () if is_address(path)]
+    folders = tuple(path for path in shared or () if path not in urls)
     for folder in folders:
         local_path(folder, f"--shared {folder}")
     checks = {"buckets": partial(_check_buckets, urls, timeout_s)} if urls else {}
@@ -135,7 +135,7 @@ def doctor(
         raise typer.Exit(_code(diagnosis))
     with _until_interrupted(), diagnosed(request, os.environ) as diagnosis:
         if to is not None:
-            own = [one for one in diagnosis.reports if one.process == diagnosis.process]
+            own = [report for report in diagnosis.reports if report.process == diagnosis.process]
             Path(to, f"process-{diagnosis.process}.json").write_bytes(packed(own[0]))
             return
         if diagnosis.process in (0, None) or not diagnosis.is_complete:
@@ -199,7 +199,7 @@ def json_of(diagnosis: Diagnosis) -> dict[str, object]:
     ]
     return {
         "is_complete": diagnosis.is_complete,
-        "findings": sorted(findings, key=lambda one: one["level"] != PROBLEM),
+        "findings": sorted(findings, key=lambda finding: finding["level"] != PROBLEM),
         "processes": [
             {name: value for name, value in report._asdict().items() if name != "findings"}
             for report in diagnosis.reports
@@ -224,14 +224,14 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, words in facts_lines(diagnosis.reports):
-        facts.add_row(Text(name, style="cyan"), Text(safe_lines(words)))
+    for name, text in facts_lines(diagnosis.reports):
+        facts.add_row(Text(name, style="cyan"), Text(safe_lines(text)))
     return Group(Text(_title(diagnosis.reports), style="bold"), facts, *_findings(diagnosis))
 
 
-def safe_lines(words: str) -> str:
+def safe_lines(text: str) -> str:
     """Escape unprintable characters, except line ends."""
-    return "\n".join(safe(line) for line in words.split("\n"))
+    return "\n".join(safe(line) for line in text.split("\n"))
 
 
 def _title(reports: tuple[Report, ...]) -> str:
@@ -258,11 +258,11 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     table.add_column(overflow="fold")
     for finding, processes in list(findings.items())[:_MOST_FINDINGS]:
         whose = _whose(diagnosis.reports, processes)
-        words = Text(safe(f"{finding.check}: {whose}{finding.words}"))
+        text = Text(safe(f"{finding.check}: {whose}{finding.words}"))
         if finding.advice:
-            words.append(f"\n-> {safe(finding.advice)}", style="green")
+            text.append(f"\n-> {safe(finding.advice)}", style="green")
         label = Text(f"  {finding.level}", style=_STYLES[finding.level == PROBLEM])
-        table.add_row(label, words)
+        table.add_row(label, text)
     yield table
     if len(findings) > _MOST_FINDINGS:
         yield Text(f"  and {len(findings) - _MOST_FINDINGS} more (--json has all)")
@@ -285,7 +285,7 @@ _MOST_GROUPS = 4
 
 
 def facts_lines(reports: Sequence[Report]) -> list[tuple[str, str]]:
-    """Return (check, words) for each check that has facts."""
+    """Return (check, text) for each check that has facts."""
     lines = [] if not reports else [("launcher", _launcher(reports[0].facts.get("launcher", {})))]
     for check, words_of in _WORDS.items():
         if any(check in report.facts for report in reports):
@@ -294,19 +294,21 @@ def facts_lines(reports: Sequence[Report]) -> list[tuple[str, str]]:
         facts = [report.facts[check] for report in reports if report.facts.get(check)]
         if facts:
             lines.append((check, words_of_all(facts)))
-    return [(check, words) for check, words in lines if words]
+    return [(check, text) for check, text in lines if text]
 
 
 def _each(
     reports: Sequence[Report], check: str, words_of: Callable[[Mapping[str, Any]], str]
 ) -> str:
     processes_of: dict[str, list[int]] = {}
-    for at, report in enumerate(reports):
-        words = words_of(report.facts.get(check, {})) or "unknown"
-        processes_of.setdefault(words, []).append(at if report.process is None else report.process)
+    for index, report in enumerate(reports):
+        text = words_of(report.facts.get(check, {})) or "unknown"
+        processes_of.setdefault(text, []).append(
+            index if report.process is None else report.process
+        )
     if len(processes_of) == 1:
         return next(iter(processes_of))
-    rows = [f"{listed(at)}: {words}" for words, at in processes_of.items()]
+    rows = [f"{listed(processes)}: {text}" for text, processes in processes_of.items()]
     more = len(rows) - _MOST_GROUPS
     return "\n".join(rows[:_MOST_GROUPS] + ([f"and {more} more"] if more > 0 else []))
 
@@ -328,18 +330,18 @@ def _launcher(facts: Mapping[str, Any]) -> str:
 def _address(facts: Mapping[str, Any]) -> str:
     directory = facts.get("directory")
     if directory:
-        words = f"process 0 publishes it in {directory}"
+        text = f"process 0 publishes it in {directory}"
     elif "address" in facts:
         to = ", ".join(facts["resolves_to"]) or "nothing"
-        words = f"{facts['address']}, which resolves to {to}"
+        text = f"{facts['address']}, which resolves to {to}"
     else:
         return "none needed"
     if "connecting" in facts:
-        words += f": {facts['connecting']}"
+        text += f": {facts['connecting']}"
     service = facts.get("jax_service")
     if service:
-        words += f"; JAX's service at {service}: {facts['connecting_to_jax_service']}"
-    return words
+        text += f"; JAX's service at {service}: {facts['connecting_to_jax_service']}"
+    return text
 
 
 def _versions(facts: Mapping[str, Any]) -> str:
@@ -349,8 +351,8 @@ def _versions(facts: Mapping[str, Any]) -> str:
 def _devices(facts: Mapping[str, Any]) -> str:
     if not facts:
         return ""
-    words = f"{facts['count']} × {facts['platform']}"
-    return words if facts["kind"] == facts["platform"] else f"{words} ({facts['kind']})"
+    text = f"{facts['count']} × {facts['platform']}"
+    return text if facts["kind"] == facts["platform"] else f"{text} ({facts['kind']})"
 
 
 def _host(facts: Mapping[str, Any]) -> str:
@@ -361,7 +363,10 @@ def _host(facts: Mapping[str, Any]) -> str:
 
 
 def _folders(facts: Mapping[str, Any]) -> str:
-    rows = (f"{path}: {one['file_system'] or 'unknown file system'}" for path, one in facts.items())
+    rows = (
+        f"{path}: {folder['file_system'] or 'unknown file system'}"
+        for path, folder in facts.items()
+    )
     return ", ".join(rows) or "none given"
 
 
@@ -378,27 +383,27 @@ def _check_buckets(urls: Sequence[str], timeout_s: float) -> CheckResult:
     }
     for url in dict.fromkeys(urls):
         try:
-            found = examine(Bucket(url, **options))
+            examined = examine(Bucket(url, **options))
         except UsageError as error:
             facts[url] = {}
             findings.append(Finding("buckets", *str(error).split("\n", 1)))
             continue
-        facts[url] = found.facts
-        findings += [Finding("buckets", words, advice) for words, advice in found.problems]
+        facts[url] = examined.facts
+        findings += [Finding("buckets", problem, advice) for problem, advice in examined.problems]
     return CheckResult(facts, tuple(findings))
 
 
 def _buckets(facts: Mapping[str, Any]) -> str:
     rows = []
-    for url, one in facts.items():
-        rights = ", ".join(one.get("rights", ())) or "nothing"
-        if not one:
+    for url, bucket in facts.items():
+        rights = ", ".join(bucket.get("rights", ())) or "nothing"
+        if not bucket:
             continue
-        rows.append(f"{url}: {rights} (credentials: {one['credentials']})")
-        if "clock_ahead_s" in one:
-            rows.append(f"its clock {_off(round(one['clock_ahead_s']))} that of this host")
-        if one.get("rights"):
-            rows.append(f"its lifecycle rule should {one['lifecycle']}")
+        rows.append(f"{url}: {rights} (credentials: {bucket['credentials']})")
+        if "clock_ahead_s" in bucket:
+            rows.append(f"its clock {_off(round(bucket['clock_ahead_s']))} that of this host")
+        if bucket.get("rights"):
+            rows.append(f"its lifecycle rule should {bucket['lifecycle']}")
     return "\n".join(rows)
 
 
@@ -411,28 +416,28 @@ def _proxy(facts: Mapping[str, Any]) -> str:
 
 
 def _memory(facts: Sequence[Mapping[str, Any]]) -> str:
-    free = _span([one["available_bytes"] for one in facts])
-    return f"{free} available of {_span([one['total_bytes'] for one in facts])}"
+    free = _span([memory["available_bytes"] for memory in facts])
+    return f"{free} available of {_span([memory['total_bytes'] for memory in facts])}"
 
 
 def _disk(facts: Sequence[Mapping[str, Any]]) -> str:
-    found: dict[str, list[int]] = {}
-    for one in facts:
-        for directory, room in one.items():
+    free: dict[str, list[int]] = {}
+    for disk in facts:
+        for directory, room in disk.items():
             known = [room["free_bytes"]] if room["free_bytes"] is not None else []
-            found.setdefault(directory, []).extend(known)
+            free.setdefault(directory, []).extend(known)
     rows = {
         directory: f"{_span(room)} free" if room else "unknown free space"
-        for directory, room in found.items()
+        for directory, room in free.items()
     }
-    return ", ".join(f"{directory}: {words}" for directory, words in rows.items())
+    return ", ".join(f"{directory}: {text}" for directory, text in rows.items())
 
 
 def _clock(facts: Sequence[Mapping[str, Any]]) -> str:
-    times = [one["time_s"] for one in facts]
+    times = [clock["time_s"] for clock in facts]
     first = datetime.datetime.fromtimestamp(min(times), datetime.UTC)
-    words = first.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return words if len(times) == 1 else f"{words}, {in_seconds(max(times) - min(times))} apart"
+    text = first.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return text if len(times) == 1 else f"{text}, {in_seconds(max(times) - min(times))} apart"
 
 
 def _span(amounts: Sequence[int]) -> str:

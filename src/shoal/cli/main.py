@@ -175,11 +175,13 @@ def _advise(error: dict[str, Any], ctx: Any, parameters: Any) -> None:
     those of a script, propose a misspelled one alone, and say where the script's options belong."""
     from difflib import get_close_matches
 
-    hidden = {name for one in parameters if _is_hidden(one) for name in one.opts}
+    hidden = {name for parameter in parameters if _is_hidden(parameter) for name in parameter.opts}
     near = {*(error["possibilities"] or ())} - hidden
     if not ctx.allow_interspersed_args:
         typed = error["option_name"].lstrip("-")
-        near = {one for one in near if get_close_matches(typed, [one.lstrip("-")], cutoff=0.8)}
+        near = {
+            option for option in near if get_close_matches(typed, [option.lstrip("-")], cutoff=0.8)
+        }
         error["message"] += "; options of the script come after the script"
     error["possibilities"] = sorted(near)
 
@@ -200,10 +202,12 @@ class TypedGroup(typer.core.TyperGroup):
 def _keep_typed(function: Callable[..., Any] | None, parameters: Any) -> None:
     """Give each parameter of a function a `process_value` of its own."""
     hints = {} if function is None else get_type_hints(function)
-    for one in parameters:
-        if not one.required and "process_value" not in vars(one):
-            hint = hints.get(one.name)
-            vars(one)["process_value"] = partial(_processed, one, hint, one.process_value)
+    for parameter in parameters:
+        if not parameter.required and "process_value" not in vars(parameter):
+            hint = hints.get(parameter.name)
+            vars(parameter)["process_value"] = partial(
+                _processed, parameter, hint, parameter.process_value
+            )
 
 
 def _processed(

@@ -27,7 +27,7 @@ from shoal.runtime.wire.connection import Channel, UnknownNameError, connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
 from shoal.runtime.wire.proof import introduce
 
-ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
+ANSWER_S = 10.0  # a coordinator that does not answer within this is frozen or cut off
 _MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes
 _FILE = "job.json"
 _MOST_QUERIED = 1000  # processes in one query, whose size is limited
@@ -223,18 +223,18 @@ class Observer:
         """
         if processes is None:
             return self._stacks(None)
-        found: dict[int, str] = {}
+        stacks: dict[int, str] = {}
         for begin in range(0, len(processes), _MOST_QUERIED):
-            found |= self._stacks(processes[begin : begin + _MOST_QUERIED])
-        return found
+            stacks |= self._stacks(processes[begin : begin + _MOST_QUERIED])
+        return stacks
 
     def _stacks(self, processes: Sequence[int] | None) -> dict[int, str]:
         self._put({"do": "stacks", "processes": processes})
         frame = self._receive(time.monotonic() + self.answer_s)
         if frame is None:
             raise self._late()
-        found = self._body(frame).get("stacks", {})
-        return {int(process): str(text) for process, text in found.items()}
+        stacks = self._body(frame).get("stacks", {})
+        return {int(process): str(text) for process, text in stacks.items()}
 
     def request_save(self, *, then_stops: bool) -> None:
         """Request a save of the job; with `then_stops`, as a preemption notice."""

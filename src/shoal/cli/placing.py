@@ -120,10 +120,10 @@ def read_bytes(text: str, what: str) -> int:
     match = _AMOUNT.fullmatch(text.strip())
     if not match or match[3] == "bit" or match[4]:
         raise UsageError(f"{what} {text!r} must be bytes, such as 64MiB, 1GB or 4096")
-    number = _number(match)
-    if not number.is_integer() or number >= 1 << 63:
+    num_bytes = _number(match)
+    if not num_bytes.is_integer() or num_bytes >= 1 << 63:
         raise UsageError(f"{what} {text!r} must be a whole number of bytes, below 2**63")
-    return int(number)
+    return int(num_bytes)
 
 
 def read_speed(text: str, what: str) -> float:
@@ -138,7 +138,7 @@ def read_speed(text: str, what: str) -> float:
     return _number(match) / (8 if match[3] == "bit" else 1)
 
 
-def _number(found: re.Match[str]) -> float:
-    prefix = (found[2] or "").upper()
+def _number(match: re.Match[str]) -> float:
+    prefix = (match[2] or "").upper()
     unit = 1024.0 if prefix.endswith("I") else 1000.0
-    return float(found[1]) * math.pow(unit, _POWERS[prefix[:1]])
+    return float(match[1]) * math.pow(unit, _POWERS[prefix[:1]])

@@ -127,7 +127,9 @@ def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Co
         print("No axis has two devices: nothing is sent.")
         return
     print()
-    rows = [[one.axes[0], str(mesh.axes[one.axes[0]]), _far(one)] for one in ahead]
+    rows = [
+        [estimate.axes[0], str(mesh.axes[estimate.axes[0]]), _far(estimate)] for estimate in ahead
+    ]
     print_table(("axis", "size", "to the next device"), rows, "size")
 
 
@@ -141,12 +143,14 @@ def _far(ahead: Cost) -> str:
 def _print_costs(costs: Sequence[Cost], num_bytes: int) -> None:
     print(f"\n{in_bytes(num_bytes)} on each device before the collective (after an all_gather)")
     rows: list[list[str]] = []
-    most = max(one.seconds for one in costs)
-    for one in costs:
-        first = not rows or one.collective == COLLECTIVES[0]
-        amounts = [str(one.steps), in_bytes(one.link_bytes), in_seconds(one.seconds)]
-        bar = bar_text(one.seconds, most, _BAR)
-        rows.append([one.axes[0] if first else "", one.collective, *amounts, one.link, bar])
+    most = max(estimate.seconds for estimate in costs)
+    for estimate in costs:
+        first = not rows or estimate.collective == COLLECTIVES[0]
+        amounts = [str(estimate.steps), in_bytes(estimate.link_bytes), in_seconds(estimate.seconds)]
+        bar = bar_text(estimate.seconds, most, _BAR)
+        rows.append(
+            [estimate.axes[0] if first else "", estimate.collective, *amounts, estimate.link, bar]
+        )
     head = ("axis", "collective", "steps", "busiest", "time", "link", "")
     print_table(head, rows, "steps busiest time")
 
@@ -169,8 +173,8 @@ def _print_held(held: Sequence[Param]) -> None:
         f"\n{in_bytes(each)} on each device; {in_bytes(whole)} in all, {average} {noun} on average"
     )
     for param in held:
-        for words in param.uneven:
-            print(safe(f"{param.name}: {words}"))
+        for problem in param.uneven:
+            print(safe(f"{param.name}: {problem}"))
 
 
 def _facts(
@@ -186,11 +190,11 @@ def _facts(
         "mesh": mesh.text,
         "links": {name: link and link._asdict() for name, link in links._asdict().items()},
         "axes": [
-            {"axis": one.axes[0], "size": mesh.axes[one.axes[0]], "steps_to_next": one.steps,
-             "link": one.link}
-            for one in ahead
+            {"axis": estimate.axes[0], "size": mesh.axes[estimate.axes[0]],
+             "steps_to_next": estimate.steps, "link": estimate.link}
+            for estimate in ahead
         ],
-        "costs": [one._asdict() for one in costs],
+        "costs": [estimate._asdict() for estimate in costs],
         "params": [
             {"name": p.name, "shape": p.shape, "dtype": p.dtype, "layout": p.layout.text,
              "shard_shape": p.layout.shard_shape(p.shape), "bytes": p.bytes,
@@ -211,8 +215,12 @@ def drawn_plan(
     """Return the times as SVG, and the page."""
     title = f"{topology.text}: {in_bytes(num_bytes)} on each device"
     rows = [
-        (f"{one.axes[0]} {one.collective}", one.seconds, f"{in_seconds(one.seconds)}, {one.link}")
-        for one in costs
+        (
+            f"{estimate.axes[0]} {estimate.collective}",
+            estimate.seconds,
+            f"{in_seconds(estimate.seconds)}, {estimate.link}",
+        )
+        for estimate in costs
     ]
     tables = [_costs(costs)] * bool(costs) + [_held(held)] * bool(held)
     bars = bars_svg("Time of each collective", rows, alone=False)
@@ -225,9 +233,9 @@ def drawn_plan(
 
 def _costs(costs: Sequence[Cost]) -> Table:
     rows = [
-        (one.axes[0], one.collective, str(one.steps), in_bytes(one.link_bytes),
-         in_seconds(one.seconds), one.link)
-        for one in costs
+        (estimate.axes[0], estimate.collective, str(estimate.steps), in_bytes(estimate.link_bytes),
+         in_seconds(estimate.seconds), estimate.link)
+        for estimate in costs
     ]  # fmt: skip
     head = ("axis", "collective", "steps", "bytes over the busiest link", "time", "link")
     return Table("Collectives", head, rows)
@@ -276,13 +284,13 @@ class Param(NamedTuple):
     @property
     def uneven(self) -> list[str]:
         """Messages about dims that their shards do not divide."""
-        found = []
+        problems = []
         for dim, size in enumerate(self.shape):
             count = self.layout.num_shards(dim)
             if size % count:
                 axes = "+".join(self.layout.axes_of_dims[dim])
-                found.append(f"dim {dim} of {size} does not divide into {count} shards ({axes})")
-        return found
+                problems.append(f"dim {dim} of {size} does not divide into {count} shards ({axes})")
+        return problems
 
 
 def read_params(source: str, texts: Sequence[str], mesh: Mesh) -> list[Param]:
@@ -328,13 +336,13 @@ def _param(name: str, shape: Any, dtype: Any, text: Any, mesh: Mesh) -> Param:
 def _from_text(text: str) -> tuple[str, Any, Any, Any]:
     """Parse `NAME: SHAPE DTYPE LAYOUT`; without a layout the parameter is replicated."""
     name, colon, rest = text.partition(":")
-    words = rest.split(None, 2)
-    if not colon or len(words) < 2:
+    parts = rest.split(None, 2)
+    if not colon or len(parts) < 2:
         raise UsageError(
             f"plan: {text!r} must be 'NAME: SHAPE DTYPE LAYOUT', such as 'w: 1024x512 bfloat16 "
             "data, -'"
         )
-    return name.strip(), words[0], words[1], words[2] if len(words) > 2 else None
+    return name.strip(), parts[0], parts[1], parts[2] if len(parts) > 2 else None
 
 
 def _from_file(source: str) -> Iterator[tuple[str, Any, Any, Any]]:

@@ -24,7 +24,7 @@ from shoal.runtime.wire.frames import address_text, split_address
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from shoal.launch.crew import Crew, Judge
+    from shoal.launch.launchers import Judge, Launchers
     from shoal.launch.loop import Console
     from shoal.launch.order import JobOrder
 
@@ -68,7 +68,7 @@ token, for shoal watch, shoal stacks and other tools. Only you can read it.
 
 \b
 When a process fails:
-  The other processes are notified through shoal and have {aftermath} s to
+  The other processes are notified through shoal and have {failure_grace} s to
   exit (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
   (SHOAL_GRACE_S), SIGKILL. A process that joined by
   jax.distributed.initialize alone gets SIGKILL at once, because JAX takes
@@ -94,16 +94,16 @@ Restarting after a failure:
   attempt, it counts for neither rule, except for an out-of-memory kill that
   the cgroup counted.
   Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
-  Before a restart, the other processes have {between:g} s instead of {aftermath} s, unless
-  SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
+  Before a restart, the other processes have {between:g} s instead of {failure_grace} s, unless
+  SHOAL_FAILURE_GRACE_S is set. A process that is saving has {failure_grace} s.
 
 \b
 Signals: SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2 are passed on, and SIGHUP
          as SIGTERM; a second Ctrl-C kills. After SIGTERM the processes have
-         {grace} s to exit (SHOAL_GRACE_S), or {leave} s (SHOAL_LEAVE_S) if they
-         took it as a notice (shoal.preempted). Signals that are ignored at
-         the start stay ignored: SIGHUP after nohup, and SIGINT in a script
-         that starts it with &, which prints a line.
+         {grace} s to exit (SHOAL_GRACE_S), or {leave} s if they took it as a
+         notice (shoal.preempted; SHOAL_PREEMPTION_GRACE_S). Signals that are
+         ignored at the start stay ignored: SIGHUP after nohup, and SIGINT in
+         a script that starts it with &, which prints a line.
 Input:   with -n 1 the program reads your stdin; with more, /dev/null.
          --stdin 1 gives it to process 1, for a debugger or a file
          (docs/starting.md).
@@ -302,10 +302,10 @@ def run(
 
 
 run.__doc__ = _HELP.format(
-    aftermath=settings.SETTINGS["SHOAL_FAILURE_GRACE_S"].default,
+    failure_grace=settings.SETTINGS["SHOAL_FAILURE_GRACE_S"].default,
     grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
     between=_BETWEEN_S,
-    leave=settings.SETTINGS["SHOAL_LEAVE_S"].default,
+    leave=settings.SETTINGS["SHOAL_PREEMPTION_GRACE_S"].default,
     lost=settings.SETTINGS["SHOAL_LOST_AFTER_S"].default,
 )
 
@@ -391,14 +391,14 @@ def _restarts(request: RunRequest, problems: list[str]) -> Restarts | None:
     return Restarts(most or 0, request.restart_preempted)
 
 
-def _crew_of(order: JobOrder, attempt: int, console: Console, judge: Judge) -> Crew:
+def _launchers_of(order: JobOrder, attempt: int, console: Console, judge: Judge) -> Launchers:
     """Return the launchers of an attempt of a job: this one alone, or those of all nodes."""
-    from shoal.launch.crew import Alone
+    from shoal.launch.launchers import SingleHost
 
     nodes = order.nodes
     if nodes is None:
         env = os.environ | {"SHOAL_TOKEN": os.urandom(16).hex()}
-        return Alone(order, attempt, console, env, judge)
+        return SingleHost(order, attempt, console, env, judge)
     # A launcher alone starts without these: 15 ms.
     from shoal.launch.nodes.follower import Follower
     from shoal.launch.nodes.joining import own_card
@@ -423,8 +423,8 @@ def _launch(request: RunRequest) -> int:
     if checked.stalled_after_s is not None:
         os.environ["SHOAL_STALLED_AFTER_S"] = repr(checked.stalled_after_s)  # of the processes
     grace_s = settings.seconds("SHOAL_GRACE_S")
-    leave_s = settings.seconds("SHOAL_LEAVE_S")
-    aftermath_s = settings.seconds("SHOAL_FAILURE_GRACE_S")
+    leave_s = settings.seconds("SHOAL_PREEMPTION_GRACE_S")
+    failure_grace_s = settings.seconds("SHOAL_FAILURE_GRACE_S")
     if checked.devices is not None:
         warning = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {warning}\n" if warning else "", end="", file=sys.stderr)
@@ -432,20 +432,20 @@ def _launch(request: RunRequest) -> int:
         said = counted(checked.processes, "process", "processes")
         print(f"shoal run: -n auto: {said}, {checked.why_auto}", file=sys.stderr)
     if sys.stderr.isatty():
-        words = _misplaced(request)
-        if words:
-            print(f"shoal run: {words}", file=sys.stderr)
-    words = ignored_sigint_line()
-    if words:
-        print(f"shoal run: {words}", file=sys.stderr)
+        advice = _misplaced(request)
+        if advice:
+            print(f"shoal run: {advice}", file=sys.stderr)
+    line = ignored_sigint_line()
+    if line:
+        print(f"shoal run: {line}", file=sys.stderr)
     node = checked.nodes.node if checked.nodes else None
-    for words in [] if node else settings.unknown_variables(os.environ).values():
-        print(f"shoal run: {words}", file=sys.stderr)  # of several launchers, that of node 0 does
+    for message in [] if node else settings.unknown_variables(os.environ).values():
+        print(f"shoal run: {message}", file=sys.stderr)  # of several launchers, that of node 0 does
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
-    words = why_no_loopback()
-    if words:
-        raise InitializeError(f"run: {words}\n{LOOPBACK_ADVICE}")
+    reason = why_no_loopback()
+    if reason:
+        raise InitializeError(f"run: {reason}\n{LOOPBACK_ADVICE}")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
         command, is_python = _command(request)
         order = JobOrder(
@@ -456,7 +456,7 @@ def _launch(request: RunRequest) -> int:
             shown=checked.shown,
             log_dir=log_dir,
             keeps_logs=request.log_dir is not None,
-            aftermath_s=aftermath_s,
+            failure_grace_s=failure_grace_s,
             between_s=math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
             grace_s=grace_s,
             leave_s=leave_s,
@@ -468,7 +468,7 @@ def _launch(request: RunRequest) -> int:
             prefix=request.prefix,
             quiet=request.quiet,
         )
-        return run_in_supervisor(Attempts(order, _crew_of).run)
+        return run_in_supervisor(Attempts(order, _launchers_of).run)
 
 
 def _wrong_log_dir(folder: str) -> list[str]:
@@ -615,10 +615,10 @@ def _misplaced(request: RunRequest) -> str:
     with open(script, encoding="utf-8", errors="replace") as file:
         text = file.read()
     own = _own_options()
-    found = [word for word in dict.fromkeys(typed) if word in own and not _names_option(text, word)]
-    if not found:
+    named = [word for word in dict.fromkeys(typed) if word in own and not _names_option(text, word)]
+    if not named:
         return ""
-    return f"{', '.join(found)} after {script} goes to it; options of shoal run precede the script"
+    return f"{', '.join(named)} after {script} goes to it; options of shoal run precede the script"
 
 
 def _own_options() -> set[str]:
@@ -627,8 +627,8 @@ def _own_options() -> set[str]:
     for name, hint in get_type_hints(run, include_extras=True).items():
         for option in getattr(hint, "__metadata__", ()):
             if isinstance(option, OptionInfo) and not option.hidden and name != "module":
-                words = [option.default, *(option.param_decls or ())]  # typer's order in Annotated
-                declared = "/".join(word for word in words if isinstance(word, str))
+                names = [option.default, *(option.param_decls or ())]  # typer's order in Annotated
+                declared = "/".join(word for word in names if isinstance(word, str))
                 spellings.update((declared or f"--{name.replace('_', '-')}").split("/"))
     return spellings
 
@@ -704,7 +704,7 @@ def _no_module(name: str, missing: str, package: str, places: Sequence[str]) -> 
     if os.path.isfile(name):
         return f"there is no module {missing!r}; leave out -m for a script"
     beside = iter_modules(places if package else [os.getcwd()], f"{package}.".lstrip("."))
-    return f"there is no module {missing!r}{nearest(missing, [one.name for one in beside])}"
+    return f"there is no module {missing!r}{nearest(missing, [module.name for module in beside])}"
 
 
 # ---- The options of `shoal run` for several hosts, and those of other launchers that it refuses.
@@ -817,13 +817,16 @@ def _refusals(typed: Sequence[str]) -> list[str]:
       typed: the words before the program.
     """
     of_torchrun = {**_INSTEAD, **_INSTEAD_OF_FLAGS}
-    table = {**{name: ("torchrun", words) for name, words in of_torchrun.items()}, **_OF_OTHERS}
+    table = {**{name: ("torchrun", advice) for name, advice in of_torchrun.items()}, **_OF_OTHERS}
     options = [word for word in typed if word.startswith("-")]
     names = [word.partition("=")[0].replace("_", "-") for word in options]
     names = [f"-{word}" if f"-{word}" in _OF_OTHERS else word for word in names]  # mpirun's
-    found = [name for name in dict.fromkeys(names) if name in table] or ["this option"]
+    options_of_others = [name for name in dict.fromkeys(names) if name in table] or ["this option"]
     table["this option"] = ("another launcher", "see shoal run --help")
-    return [f"{name} of {table[name][0]} is not an option here: {table[name][1]}" for name in found]
+    return [
+        f"{name} of {table[name][0]} is not an option here: {table[name][1]}"
+        for name in options_of_others
+    ]
 
 
 Refused = Annotated[

@@ -98,7 +98,7 @@ def read_processes(text: str) -> list[int]:
     """
     if not _INDICES.fullmatch(text):
         raise UsageError(f"stacks: {text!r} is not a list of ranks; pass ranks, as in 3 or 0-7,12")
-    found: set[int] = set()
+    processes: set[int] = set()
     problems = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -108,9 +108,9 @@ def read_processes(text: str) -> list[int]:
         elif end >= _MOST_PROCESSES:
             problems.append(f"{part.strip()!r} is not a valid rank")
         else:
-            found.update(range(begin, end + 1))
+            processes.update(range(begin, end + 1))
     raise_all("stacks", problems)
-    return sorted(found)
+    return sorted(processes)
 
 
 def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:

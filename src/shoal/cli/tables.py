@@ -43,9 +43,9 @@ def print_json(value: Any) -> None:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -53,8 +53,8 @@ def _finite(value: Any) -> Any:
 
 def print_lines(name: str, text: str) -> None:
     """Print a text about `name`: its first line, and the others indented."""
-    for number, line in enumerate(text.split("\n")):
-        print(safe(f"  {line}" if number else f"{name}: {line}"))
+    for index, line in enumerate(text.split("\n")):
+        print(safe(f"  {line}" if index else f"{name}: {line}"))
 
 
 def safe(text: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.arguments import check_flags
 from shoal.collectives import wire
-from shoal.collectives.arguments import Deadline, deadline_of, meet, process_of
+from shoal.collectives.arguments import Deadline, deadline_of, meet_callers, process_of
 from shoal.collectives.leaves import (
     ANY,
     Array,
@@ -33,21 +33,21 @@ from shoal.errors import DivergenceError, ShoalError, UsageError, raise_all
 from shoal.hashing import short_digest
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import Group, group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.failures.facts import Difference
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _HEAD = struct.Struct("<?Q")  # are the bytes streamed; how many lengths follow
 _NUMBER = np.dtype("<u8")
 
 
 @collective("processes")
-@verb
-@one_call("allgather")
+@uses_client
+@collective_scope("allgather")
 def allgather(
-    coordinator: Coordinator,
+    client: JobClient,
     tree: Any,
     *,
     tiled: bool = False,
@@ -106,28 +106,28 @@ def allgather(
     {'host': ['a'], 'loss': array([0.5])}
     """
     deadline = deadline_of("allgather", name, timeout_s, lane)
-    group = group_in(coordinator, "allgather", processes)
+    group = group_in(client, "allgather", processes)
     check_flags("allgather", tiled=tiled)
-    count = coordinator.num_processes
+    count = client.num_processes
     if to is not None:
         to = process_of(
             operation="allgather", argument="to", value=to, group=group, num_processes=count
         )
     spec, values = wire.flatten(tree, "allgather")
     call = Call("allgather", name, callsite())
-    givers = _givers(coordinator, call, values, tiled, deadline, lane, group)
+    givers = _givers(client, call, values, tiled, deadline, lane, group)
     columns = _columns(spec, values, tiled, givers)
     numbers, own = _packed(columns, values)
     is_small = sum(map(len, own)) <= wire.inline_bytes(group.count**2)
     call = call._replace(spec=(f"tiled={tiled}", f"to={to}", *_lines(spec, columns)))
     payload = _payload(numbers, own if is_small else None)
-    payloads = _meet(coordinator, call, payload, deadline, lane, group)
+    payloads = _meet(client, call, payload, deadline, lane, group)
     parcels = _parcels(columns, [payloads[process] for process in group.members])
-    takes = to in (None, coordinator.process)
+    takes = to in (None, client.process)
     places = _places(columns, parcels) if takes else []
     if any(parcel.is_large for parcel in parcels):
         stream.gather_bytes(
-            coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
+            client, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
             into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=takes)],
             timeout_s=deadline.left_s, lane=lane, name=name or "allgather", group=group.named,
         )  # fmt: skip
@@ -143,7 +143,7 @@ def _lines(spec: wire.Spec, columns: list[Column]) -> tuple[str, ...]:
 
 
 def _meet(
-    coordinator: Coordinator,
+    client: JobClient,
     call: Call,
     payload: bytes,
     deadline: Deadline,
@@ -151,7 +151,7 @@ def _meet(
     group: Group,
 ) -> Mapping[int, bytes]:
     try:
-        return meet(coordinator, call, payload, deadline, lane, group)
+        return meet_callers(client, call, payload, deadline, lane, group)
     except DivergenceError as error:
         error.args = (f"{error}{_advice(error)}",)
         raise
@@ -180,7 +180,7 @@ class _Parcel(NamedTuple):
 
 
 def _givers(
-    coordinator: Coordinator,
+    client: JobClient,
     call: Call,
     values: list[Any],
     tiled: bool,
@@ -195,8 +195,10 @@ def _givers(
     if group.is_all or not (tiled and any(map(is_global, values))):
         return None
     call = call._replace(spec=("arrays are distributed over several processes",))
-    number = str(jax.process_index()).encode()
-    return frozenset(map(int, meet(coordinator, call, number, deadline, lane, group).values()))
+    own_index = str(jax.process_index()).encode()
+    return frozenset(
+        map(int, meet_callers(client, call, own_index, deadline, lane, group).values())
+    )
 
 
 def _columns(
@@ -272,10 +274,10 @@ def _places(columns: list[Column], parcels: list[_Parcel]) -> list[list[Array]]:
 def _fill(places: list[list[Array]], parcels: list[_Parcel]) -> None:
     """Copy the bytes that arrived inline to their destinations."""
     for row, parcel in zip(places, parcels, strict=True):
-        at = 0
+        offset = 0
         for place in row if not parcel.is_large else []:
-            place[:] = np.frombuffer(parcel.body[at : at + place.size], np.uint8)
-            at += place.size
+            place[:] = np.frombuffer(parcel.body[offset : offset + place.size], np.uint8)
+            offset += place.size
 
 
 # Columns: one leaf of every process side by side, and how they are combined.
@@ -438,8 +440,8 @@ def column_of(
     return Tiled(leaf._replace(shape=(ANY, *leaf.shape[1:]))) if tiled else Column(leaf)
 
 
-def _bytes_of(words: Array) -> Array:
-    return words.reshape(-1).view(np.uint8)
+def _bytes_of(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
@@ -454,7 +456,7 @@ def _given_by(value: jax.Array, givers: frozenset[int]) -> set[jax.Device]:
         region = tuple(_bounds(index, value.shape))
         other = device_of.get(region, device)
         if device.process_index in givers:
-            device_of[region] = min(other, device, key=lambda one: (one.process_index, one.id))
+            device_of[region] = min(other, device, key=lambda d: (d.process_index, d.id))
     return {*device_of.values()}
 
 

@@ -12,7 +12,7 @@ from shoal.arguments import integer
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.system import fault_points
 
@@ -77,8 +77,8 @@ def process_of(
     return process
 
 
-def meet(
-    coordinator: Coordinator,
+def meet_callers(
+    client: JobClient,
     call: Call,
     payload: bytes,
     deadline: Deadline,
@@ -88,10 +88,8 @@ def meet(
     """Meet all processes that make the same call; return their payloads. Raises as `agree`."""
     has_faults = fault_points.VARIABLE in os.environ  # checked once: this is on the fast path
     if has_faults:
-        fault_points.reach(f"{call.operation}.before_arrive", coordinator.process)
-    answers = agree(
-        coordinator, call, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
-    )
+        fault_points.reach(f"{call.operation}.before_arrive", client.process)
+    answers = agree(client, call, payload, timeout_s=deadline.left_s, group=group.named, lane=lane)
     if has_faults:
-        fault_points.reach(f"{call.operation}.after_arrive", coordinator.process)
+        fault_points.reach(f"{call.operation}.after_arrive", client.process)
     return answers

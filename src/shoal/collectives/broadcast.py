@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.arguments import check_flags
 from shoal.collectives import wire
-from shoal.collectives.arguments import deadline_of, meet, process_of
+from shoal.collectives.arguments import deadline_of, meet_callers, process_of
 from shoal.collectives.leaves import Buffer, is_global
 from shoal.collectives.transport import stream
 from shoal.collectives.wire import inline_bytes
@@ -18,23 +18,23 @@ from shoal.colour import collective
 from shoal.errors import raise_all
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess
-from shoal.runtime.failures.comparison import Said, compared
+from shoal.runtime.failures.comparison import ShownSide, divergence_error
 from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _INLINE, _LARGE = b"i", b"l"
 _SIZE = struct.Struct("<Q")
 
 
 @collective("processes")
-@verb
-@one_call("broadcast")
+@uses_client
+@collective_scope("broadcast")
 def broadcast(
-    coordinator: Coordinator,
+    client: JobClient,
     tree: Any,
     source: int = 0,
     *,
@@ -96,16 +96,16 @@ def broadcast(
     {'run': 'a', 'seed': 1180591620717411303424, 'w': array([ 1., -0.], dtype=float32)}
     """
     deadline = deadline_of("broadcast", name, timeout_s, lane)
-    group = group_in(coordinator, "broadcast", processes)
+    group = group_in(client, "broadcast", processes)
     if is_source is None:
         source = process_of(
             operation="broadcast",
             argument="source",
             value=source,
             group=group,
-            num_processes=coordinator.num_processes,
+            num_processes=client.num_processes,
         )
-        has_values = source == coordinator.process
+        has_values = source == client.process
         given = f"source={source}"
     else:
         check_flags("broadcast", is_source=is_source)
@@ -122,18 +122,18 @@ def broadcast(
         else:
             payload += _LARGE + _SIZE.pack(num_bytes)
     call = Call("broadcast", name, callsite(), (given,))
-    answers = meet(coordinator, call, payload, deadline, lane, group)
+    answers = meet_callers(client, call, payload, deadline, lane, group)
     if is_source is not None:
-        source = _source_of(coordinator, call, answers)
+        source = _source_of(client, call, answers)
 
     def again(lines: Iterable[str], payload: bytes = b"") -> bytes:
         further = call._replace(spec=(given, *lines))
         met = agree(
-            coordinator, further, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
+            client, further, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
         )
         return met[source]
 
-    spec = _tree_of_source(answers, coordinator.process, source, spec, again)
+    spec = _tree_of_source(answers, client.process, source, spec, again)
     payload = answers[source][wire.DIGEST_BYTES :]
     if payload[:1] == _INLINE:
         data = np.frombuffer(bytearray(memoryview(payload)[1:]), np.uint8)
@@ -141,7 +141,7 @@ def broadcast(
         (num_bytes,) = _SIZE.unpack_from(payload, 1)
         data = np.empty(num_bytes, np.uint8)
         stream.broadcast_bytes(
-            coordinator, source, buffers, num_bytes, into=[data],
+            client, source, buffers, num_bytes, into=[data],
             timeout_s=deadline.left_s, lane=lane, name=name or "broadcast", group=group.named,
         )  # fmt: skip
     return wire.unpack_tree(spec, data)
@@ -192,7 +192,7 @@ def _described(spec: wire.Spec, without: Sequence[int]) -> str:
     return text
 
 
-def _source_of(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
+def _source_of(client: JobClient, call: Call, answers: Mapping[int, bytes]) -> int:
     """Return the one process that supplied values; the same on all processes."""
     sources = [p for p, brought in answers.items() if len(brought) > wire.DIGEST_BYTES]
     if len(sources) == 1:
@@ -200,10 +200,10 @@ def _source_of(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes
     others = [process for process in answers if process not in sources]
     sides = {"is_source=True": sources, "is_source=False": others}
     detail = "several processes are the source" if sources else "no process is the source"
-    here = Said((), call="broadcast", name=call.name or "", site=call.site)
-    raise compared(
-        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast: {detail}",
-        [here._replace(processes=who, said=words) for words, who in sides.items() if who],
+    here = ShownSide((), call="broadcast", name=call.name or "", site=call.site)
+    raise divergence_error(
+        f"{ThisProcess(client.process, client.hosts)}: broadcast: {detail}",
+        [here._replace(processes=who, said=claim) for claim, who in sides.items() if who],
         advice="Pass is_source=True on exactly one process.",
     )
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.arrays.host.host_values import native
-from shoal.collectives.arguments import deadline_of, meet
+from shoal.collectives.arguments import deadline_of, meet_callers
 from shoal.collectives.device_shards import (
     DeviceShard,
     is_on_host,
@@ -26,8 +26,8 @@ from shoal.colour import collective
 from shoal.errors import NonFiniteError, counted
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.comparison import shown_line
 from shoal.runtime.jax_service.own_programs import own_programs
@@ -35,7 +35,7 @@ from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.local_devices import num_cores
 from shoal.runtime.system.threads import in_threads
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _BLOCK_BYTES = 1 << 20  # with its masks, it stays in a core's cache
 _THREADS = 4  # enough to nearly saturate memory bandwidth
@@ -43,10 +43,10 @@ _MOST_LEAVES = 8  # that a message names
 
 
 @collective("processes")
-@verb
-@one_call("check_finite")
+@uses_client
+@collective_scope("check_finite")
 def check_finite(
-    coordinator: Coordinator,
+    client: JobClient,
     tree: Any,
     *,
     processes: Iterable[int] | None = None,
@@ -96,19 +96,19 @@ def check_finite(
     >>> check_finite({"w": np.zeros(3), "step": 7}, name="gradients")
     """
     deadline = deadline_of("check_finite", name, timeout_s, lane)
-    group = group_in(coordinator, "check_finite", processes)
+    group = group_in(client, "check_finite", processes)
     spec, values = flatten(tree, "check_finite")
     require_values("check_finite", spec.leaves, values)
     layouts = [layout_text(leaf, value) for leaf, value in zip(spec.leaves, values, strict=True)]
     with jax.transfer_guard("allow"), own_programs():
         parts = [_parts(leaf, value) for leaf, value in zip(spec.leaves, values, strict=True)]
         bad = _bad_parts(parts)
-        brought = _found(bad, [*map(bool, layouts)], coordinator.progress.step) if bad else b""
+        brought = _found(bad, [*map(bool, layouts)], client.progress.step) if bad else b""
     call = Call("check_finite", name, callsite(), with_layouts(spec.lines, layouts))
-    answers = meet(coordinator, call, brought, deadline, lane, group)
+    answers = meet_callers(client, call, brought, deadline, lane, group)
     if any(answers.values()):
-        found = {process: json.loads(text) for process, text in answers.items() if text}
-        raise _error(ThisProcess(coordinator.process, coordinator.hosts), call, spec.leaves, found)
+        findings = {process: json.loads(text) for process, text in answers.items() if text}
+        raise _error(ThisProcess(client.process, client.hosts), call, spec.leaves, findings)
 
 
 class _Searched(NamedTuple):
@@ -148,14 +148,14 @@ def _parts(leaf: LeafSpec, value: Any) -> list[_Searched]:
         ]
     return [
         _Searched(
-            one.region,
-            starts=tuple(first for first, _ in one.box),
-            device=one.device,
-            holders=len(one.holders),
-            value=one,
+            shard.region,
+            starts=tuple(first for first, _ in shard.box),
+            device=shard.device,
+            holders=len(shard.holders),
+            value=shard,
         )
-        for one in shards_here(leaf, value)
-        if one.data.size
+        for shard in shards_here(leaf, value)
+        if shard.data.size
     ]
 
 
@@ -174,9 +174,9 @@ def _narrow(dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
     None: all of its values are finite.
     """
     word = np.dtype(f"u{dtype.itemsize}")
-    words = np.arange(1 << 8 * dtype.itemsize, dtype=word)
+    bit_patterns = np.arange(1 << 8 * dtype.itemsize, dtype=word)
     with np.errstate(invalid="ignore"):
-        bad = words[~np.isfinite(words.view(dtype).astype(np.float32))]
+        bad = bit_patterns[~np.isfinite(bit_patterns.view(dtype).astype(np.float32))]
     if not bad.size:
         return None
     bits, differ = np.bitwise_and.reduce(bad), np.bitwise_or.reduce(bad)
@@ -194,14 +194,16 @@ def _bad_parts(parts: Sequence[Sequence[_Searched]]) -> dict[int, list[_Searched
         for of_leaf in parts
     ]
     bad: dict[int, list[_Searched]] = {}
-    for number, of_leaf in enumerate(parts):  # NumPy works while the devices do
-        found = [part for part in of_leaf if not part.is_reduced and _is_bad_on_host(part.read())]
-        bad |= {number: found} if found else {}
-    for number, (of_leaf, results) in enumerate(zip(parts, started, strict=True)):
+    for index, of_leaf in enumerate(parts):  # NumPy works while the devices do
+        bad_here = [
+            part for part in of_leaf if not part.is_reduced and _is_bad_on_host(part.read())
+        ]
+        bad |= {index: bad_here} if bad_here else {}
+    for index, (of_leaf, results) in enumerate(zip(parts, started, strict=True)):
         reduced = [part for part in of_leaf if part.is_reduced]
         for part, result in zip(reduced, results, strict=True):
             if np.asarray(result).any():
-                bad.setdefault(number, []).append(part)
+                bad.setdefault(index, []).append(part)
     return bad
 
 
@@ -214,12 +216,12 @@ def _is_bad(x: jax.Array) -> jax.Array:
 def _is_bad_on_host(array: Array) -> bool:
     flat = _flat(array)
     step = max(1, _BLOCK_BYTES // flat.itemsize)
-    found: list[int] = []
+    bad_starts: list[int] = []
 
     def blocks(share: Iterator[int]) -> None:
         for start in share:
             if _bad(flat[start : start + step]).any():
-                found.append(start)
+                bad_starts.append(start)
                 return
 
     starts = range(0, flat.size, step)
@@ -227,7 +229,7 @@ def _is_bad_on_host(array: Array) -> bool:
         in_threads(blocks, starts, min(_THREADS, num_cores()))
     else:
         blocks(iter(starts))
-    return bool(found)
+    return bool(bad_starts)
 
 
 def _flat(array: Array) -> Array:
@@ -254,8 +256,8 @@ def _found(
     """Return what this process found in its first leaf, as JSON."""
     leaf = min(bad)
     rows = [_row(part) for part in bad[leaf]]
-    found = {"leaf": leaf, "leaves": sorted(bad)[: _MOST_LEAVES + 2], "step": step, "parts": rows}
-    return json.dumps(found | {"global": are_global[leaf]}).encode()
+    finding = {"leaf": leaf, "leaves": sorted(bad)[: _MOST_LEAVES + 2], "step": step, "parts": rows}
+    return json.dumps(finding | {"global": are_global[leaf]}).encode()
 
 
 def _row(part: _Searched) -> dict[str, Any]:
@@ -292,24 +294,32 @@ def _row(part: _Searched) -> dict[str, Any]:
 
 
 def _error(
-    me: ThisProcess, call: Call, leaves: Sequence[LeafSpec], found: Mapping[int, Mapping[str, Any]]
+    me: ThisProcess,
+    call: Call,
+    leaves: Sequence[LeafSpec],
+    findings: Mapping[int, Mapping[str, Any]],
 ) -> NonFiniteError:
     """Return the error; the same on all processes, but for its first words."""
-    number = min(one["leaf"] for one in found.values())
-    of_leaf = {process: one for process, one in found.items() if one["leaf"] == number}
-    if not all(one["global"] for one in of_leaf.values()):  # each process has a value of its own
+    leaf_index = min(finding["leaf"] for finding in findings.values())
+    of_leaf = {
+        process: finding for process, finding in findings.items() if finding["leaf"] == leaf_index
+    }
+    # Not global: each process has a value of its own.
+    if not all(finding["global"] for finding in of_leaf.values()):
         first_process = min(of_leaf)
         of_leaf = {first_process: of_leaf[first_process]}
     rows = [
-        (row["index"], process, row) for process, one in of_leaf.items() for row in one["parts"]
+        (row["index"], process, row)
+        for process, finding in of_leaf.items()
+        for row in finding["parts"]
     ]
     index, process, first = min(rows, key=lambda row: (row[0], row[1], row[2]["device"] or 0))
     counts = {"nan": 0, "inf": 0, "-inf": 0}
     for region in {row["region"] for _, _, row in rows}:  # replicas count once
         held = [row["counts"] for _, _, row in rows if row["region"] == region]
-        most = max(held, key=lambda one: sum(one.values()))
+        most = max(held, key=lambda tally: sum(tally.values()))
         counts = {kind: counts[kind] + most[kind] for kind in counts}
-    leaf, step = leaves[number], of_leaf[process]["step"]
+    leaf, step = leaves[leaf_index], of_leaf[process]["step"]
     item = int(np.ravel_multi_index(index, leaf.shape)) if index else 0
     place = leaf.place_of(item)
     device = first["device"]
@@ -324,7 +334,7 @@ def _error(
         f"  {shown_line(leaf.line)}: {kinds} in {counted(size, 'value')}"
         + (f"; on {same} of {first['holders']} replicas" if first["holders"] > 1 else ""),
     ]
-    also = sorted({n for one in found.values() for n in one["leaves"]} - {number})
+    also = sorted({n for finding in findings.values() for n in finding["leaves"]} - {leaf_index})
     if also:
         shown = ", ".join(leaves[n].path for n in also[:_MOST_LEAVES])
         more = " and others" if len(also) > _MOST_LEAVES else ""

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.collectives.arguments import Deadline, deadline_of, meet
+from shoal.collectives.arguments import Deadline, deadline_of, meet_callers
 from shoal.collectives.device_shards import (
     DeviceShard,
     is_on_host,
@@ -42,17 +42,24 @@ from shoal.errors import DivergenceError
 from shoal.hashing import call_digest
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import Group, group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess
-from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs, shown_line
+from shoal.runtime.failures.comparison import (
+    Kind,
+    ShownSide,
+    divergence_error,
+    headline,
+    needs,
+    shown_line,
+)
 from shoal.runtime.failures.process_text import range_text
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, Meet, find_first, highest
 from shoal.runtime.rules.point import ranges_of
 from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _PRIME = (1 << 127) - 1
 _SUM_BYTES = 16
@@ -62,10 +69,10 @@ _U32 = np.uint32
 
 
 @collective("processes")
-@verb
-@one_call("check_replicas")
+@uses_client
+@collective_scope("check_replicas")
 def check_replicas(
-    coordinator: Coordinator,
+    client: JobClient,
     tree: Any,
     *,
     processes: Iterable[int] | None = None,
@@ -121,15 +128,15 @@ def check_replicas(
     >>> check_replicas(state, name="state")
     """
     deadline = deadline_of("check_replicas", name, timeout_s, lane)
-    group = group_in(coordinator, "check_replicas", processes)
+    group = group_in(client, "check_replicas", processes)
     spec, values = flatten(tree, "check_replicas")
     require_values("check_replicas", spec.leaves, values)
     call = Call("check_replicas", name, callsite(), spec.lines)
-    compare_replicas(coordinator, call, spec.leaves, values, deadline, lane, group)
+    compare_replicas(client, call, spec.leaves, values, deadline, lane, group)
 
 
 def compare_replicas(
-    coordinator: Coordinator,
+    client: JobClient,
     call: Call,
     leaves: Sequence[LeafSpec],
     values: Sequence[Any],
@@ -146,9 +153,9 @@ def compare_replicas(
     layouts = [layout_text(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
     call = call._replace(spec=with_layouts(call.spec, layouts))
 
-    def bring(payload: bytes, *, spec: tuple[str, ...] = call.spec) -> Mapping[int, bytes]:
-        return meet(
-            coordinator,
+    def meet(payload: bytes, *, spec: tuple[str, ...] = call.spec) -> Mapping[int, bytes]:
+        return meet_callers(
+            client,
             call=call._replace(spec=spec),
             payload=payload,
             deadline=deadline,
@@ -158,22 +165,23 @@ def compare_replicas(
 
     present = None
     if group.named is not None:
-        numbers = bring(b"%d" % jax.process_index())
-        present = {int(number) for number in numbers.values()}
+        numbers = meet(b"%d" % jax.process_index())
+        present = {int(answer) for answer in numbers.values()}
     with jax.transfer_guard("allow"), own_programs():
         replicas = _hashed([
             _replicas(leaf, value, present) if isinstance(value, jax.Array) else []
             for leaf, value in zip(leaves, values, strict=True)
         ])  # fmt: skip
-    sums = [_sum(number, of_leaf) for number, of_leaf in enumerate(replicas)]
-    if not _total(bring(_as_bytes(sum(sums)))):
+    sums = [_sum(index, of_leaf) for index, of_leaf in enumerate(replicas)]
+    if not _total(meet(_as_bytes(sum(sums)))):
         return
     again = ("where the replicas differ",)
-    me = ThisProcess(coordinator.process, coordinator.hosts)
-    number = _first_leaf(sums, lambda payload: bring(payload, spec=again))
+    me = ThisProcess(client.process, client.hosts)
+    leaf_index = _first_leaf(sums, lambda payload: meet(payload, spec=again))
     raise _difference(
-        me, call, leaf=leaves[number], is_global=bool(layouts[number]), replicas=replicas[number],
-        bring=lambda payload: bring(payload, spec=again),
+        me, call, leaf=leaves[leaf_index], is_global=bool(layouts[leaf_index]),
+        replicas=replicas[leaf_index],
+        meet=lambda payload: meet(payload, spec=again),
     )  # fmt: skip
 
 
@@ -192,13 +200,15 @@ def _replicas(leaf: LeafSpec, array: jax.Array, present: Collection[int] | None)
     Args:
       present: the processes (in JAX) whose devices are compared; None: all.
     """
-    found = []
+    replicas = []
     for shard in shards_here(leaf, array):
-        holders = [one for one in shard.holders if present is None or one.process in present]
+        holders = [
+            holder for holder in shard.holders if present is None or holder.process in present
+        ]
         if len(holders) > 1 and shard.data.size:
-            place = next(n for n, one in enumerate(holders) if one.device == shard.device)
-            found.append(_Replica(shard, place, len(holders)))
-    return found
+            place = next(n for n, holder in enumerate(holders) if holder.device == shard.device)
+            replicas.append(_Replica(shard, place, len(holders)))
+    return replicas
 
 
 # ---- Digests: of the devices, or of the host.
@@ -207,20 +217,23 @@ def _replicas(leaf: LeafSpec, array: jax.Array, present: Collection[int] | None)
 def _hashed(replicas: Sequence[Sequence[_Replica]]) -> list[list[_Replica]]:
     """Return the replicas of each leaf with their digests."""
     started = [
-        on_each(_digest, [one.shard.data for one in of_leaf if not is_on_host(one.shard.data)])
+        on_each(
+            _digest,
+            [replica.shard.data for replica in of_leaf if not is_on_host(replica.shard.data)],
+        )
         for of_leaf in replicas
     ]
-    found: list[list[_Replica]] = []
+    hashed: list[list[_Replica]] = []
     for of_leaf, results in zip(replicas, started, strict=True):
         of_devices = iter(results)
-        found.append([])
-        for one in of_leaf:
-            if is_on_host(one.shard.data):
-                digest = digest_of(_items(one))
+        hashed.append([])
+        for replica in of_leaf:
+            if is_on_host(replica.shard.data):
+                digest = digest_of(_items(replica))
             else:
                 digest = np.asarray(next(of_devices)).tobytes()
-            found[-1].append(one._replace(digest=digest))
-    return found
+            hashed[-1].append(replica._replace(digest=digest))
+    return hashed
 
 
 def _items(replica: _Replica) -> FlatItems:
@@ -237,12 +250,12 @@ def _digest(x: jax.Array) -> jax.Array:
     differs changes the first sum. No word moves, and nothing but the sums is stored.
     """
     sums = jnp.zeros(2, _U32)
-    for number, words in enumerate(_words(x)):
-        place, stride = jnp.full(words.shape, _U32(number), _U32), 1
+    for index, words in enumerate(_words(x)):
+        place, stride = jnp.full(words.shape, _U32(index), _U32), 1
         for dim in reversed(range(words.ndim)):
             place += jax.lax.broadcasted_iota(_U32, words.shape, dim) * _U32(stride & 0xFFFFFFFF)
             stride *= words.shape[dim]
-        key = place * _U32(0x9E3779B9) + _U32(number)
+        key = place * _U32(0x9E3779B9) + _U32(index)
         mixed = (words ^ key) * _U32(0x85EBCA6B)
         mixed = (mixed ^ (mixed >> _U32(15))) * _U32(0xC2B2AE35)
         mixed = mixed ^ (mixed >> _U32(13))
@@ -270,15 +283,18 @@ def _words(x: jax.Array) -> list[jax.Array]:
 def _sum(leaf: int, replicas: Iterable[_Replica]) -> int:
     """Return what this process's replicas of a leaf contribute."""
     total = sum(
-        int.from_bytes(one.digest, "little") * _coefficient(one.shard.region, one.place, one.among)
-        for one in replicas
+        int.from_bytes(replica.digest, "little")
+        * _coefficient(replica.shard.region, replica.place, replica.among)
+        for replica in replicas
     )
     return total * (_number(b"leaf %d" % leaf) + 1) % _PRIME
 
 
 @lru_cache(maxsize=1 << 14)
 def _coefficient(region: int, place: int, count: int) -> int:
-    here, after = (_number(b"%d %d" % (region, at)) for at in (place, (place + 1) % count))
+    here, after = (
+        _number(b"%d %d" % (region, position)) for position in (place, (place + 1) % count)
+    )
     return here - after
 
 
@@ -290,16 +306,16 @@ def _as_bytes(total: int) -> bytes:
     return (total % _PRIME).to_bytes(_SUM_BYTES, "little")
 
 
-def _total(answers: Mapping[int, bytes], at: int = 0) -> int:
+def _total(answers: Mapping[int, bytes], position: int = 0) -> int:
     """Return the total of the processes' sums, the one at a position if they sent several."""
-    place = slice(at * _SUM_BYTES, (at + 1) * _SUM_BYTES)
+    place = slice(position * _SUM_BYTES, (position + 1) * _SUM_BYTES)
     return sum(int.from_bytes(answer[place], "little") for answer in answers.values()) % _PRIME
 
 
 # ---- The first difference, which all processes find together.
 
 
-def _first_leaf(sums: Sequence[int], bring: Meet) -> int:
+def _first_leaf(sums: Sequence[int], meet: Meet) -> int:
     """Return the number of the first leaf whose replicas differ: the total of `sums` is not zero.
 
     Each round compares the totals of up to `_PIECES` pieces, and continues in the first that is
@@ -310,7 +326,7 @@ def _first_leaf(sums: Sequence[int], bring: Meet) -> int:
         pieces = min(_PIECES, high - low)
         cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         parts = [sums[first:end] for first, end in pairwise(cuts)]
-        answers = bring(b"".join(_as_bytes(sum(part)) for part in parts))
+        answers = meet(b"".join(_as_bytes(sum(part)) for part in parts))
         piece = next(n for n in range(pieces) if _total(answers, n))
         low, high = cuts[piece], cuts[piece + 1]
     return low
@@ -330,12 +346,14 @@ def _difference(
     leaf: LeafSpec,
     is_global: bool,
     replicas: Sequence[_Replica],
-    bring: Meet,
+    meet: Meet,
 ) -> DivergenceError:
     """Find the first region that differs and the first item in it; return the error."""
-    rows = [(one.shard.region, one.shard.device, one.digest.hex()) for one in replicas]
+    rows = [
+        (replica.shard.region, replica.shard.device, replica.digest.hex()) for replica in replicas
+    ]
     regions: dict[tuple[int, int], list[_Digested]] = {}
-    for process, answer in bring(json.dumps(rows).encode()).items():
+    for process, answer in meet(json.dumps(rows).encode()).items():
         for region, device, digest in json.loads(answer):
             # Of an array on one process's devices each process has one of its own.
             key = region, -1 if is_global else process
@@ -343,27 +361,27 @@ def _difference(
     (region, _), held = next(
         (key, held)
         for key, held in sorted(regions.items())
-        if len({one.digest for one in held}) > 1
+        if len({replica.digest for replica in held}) > 1
     )
     versions: dict[str, list[_Digested]] = {}
-    for one in sorted(held):
-        versions.setdefault(one.digest, []).append(one)
+    for replica in sorted(held):
+        versions.setdefault(replica.digest, []).append(replica)
     groups = sorted(versions.values(), key=lambda group: (len(group), group))
-    own = {one.shard.device: one for one in replicas if one.shard.region == region}
-    index = _first_apart(me.process, _nearest(groups[0], groups[-1]), own, bring)
+    own = {replica.shard.device: replica for replica in replicas if replica.shard.region == region}
+    index = _first_apart(me.process, _nearest(groups[0], groups[-1]), own, meet)
     shown = [*groups[: MAX_GROUPS_SHOWN - 1], *groups[MAX_GROUPS_SHOWN - 1 :][-1:]]
     place, values = _values(
-        leaf, index, shown=[group[0] for group in shown], process=me.process, own=own, bring=bring
+        leaf, index, shown=[group[0] for group in shown], process=me.process, own=own, meet=meet
     )
-    here = Said((), call=call.operation, name=call.name or "", site=call.site, leaf=leaf.line)
+    here = ShownSide((), call=call.operation, name=call.name or "", site=call.site, leaf=leaf.line)
     sides = [_side(here, group, value) for group, value in zip(shown, values, strict=True)]
     rest = groups[len(shown) - 1 : -1]
     if rest:
-        processes = sorted({one.process for group in rest for one in group})
+        processes = sorted({replica.process for group in rest for replica in group})
         said = f"{sum(map(len, rest))} devices hold other values"
         sides.append(here._replace(processes=processes, said=said, groups=len(rest)))
     kind = Kind("replica", place)
-    return compared(
+    return divergence_error(
         f"{me}: {headline(kind, here.call, here.name)}",
         sides,
         kind=kind,
@@ -374,21 +392,23 @@ def _difference(
 
 def _nearest(group: Sequence[_Digested], other: Sequence[_Digested]) -> tuple[_Digested, _Digested]:
     """Return a replica of each version; of one process, if any holds both."""
-    by_process = {one.process: one for one in reversed(other)}
-    pairs = [(one, by_process[one.process]) for one in group if one.process in by_process]
+    by_process = {replica.process: replica for replica in reversed(other)}
+    pairs = [
+        (replica, by_process[replica.process]) for replica in group if replica.process in by_process
+    ]
     return pairs[0] if pairs else (group[0], other[0])
 
 
 def _first_apart(
-    process: int, two: tuple[_Digested, _Digested], own: Mapping[int, _Replica], bring: Meet
+    process: int, two: tuple[_Digested, _Digested], own: Mapping[int, _Replica], meet: Meet
 ) -> int:
     """Return the first item in which two replicas differ; all processes get the same."""
-    processes = [one.process for one in two]
-    items = [_items(own[one.device]) for one in two if one.process == process]
+    processes = [replica.process for replica in two]
+    items = [_items(own[replica.device]) for replica in two if replica.process == process]
     if processes[0] == processes[1]:
-        answers = bring(b"%d" % first_item(*items) if items else b"")
+        answers = meet(b"%d" % first_item(*items) if items else b"")
         return highest(answers, processes)
-    return find_first(bring, items[0] if items else None, processes) or 0
+    return find_first(meet, items[0] if items else None, processes) or 0
 
 
 def _values(
@@ -397,24 +417,24 @@ def _values(
     shown: Sequence[_Digested],
     process: int,
     own: Mapping[int, _Replica],
-    bring: Meet,
+    meet: Meet,
 ) -> tuple[str, list[str]]:
     """Return the place of an item in the leaf, and what each of some replicas holds there."""
     mine = {}
-    for device in (one.device for one in shown if one.process == process):
+    for device in (replica.device for replica in shown if replica.process == process):
         value, _, bits = _items(own[device]).show(index).partition("\t")
         place = leaf.place_of(index, own[device].shard.box)
         mine[str(device)] = [place, f"{value} ({bits})"]
-    answers = bring(json.dumps(mine).encode())
-    rows = [json.loads(answers[one.process])[str(one.device)] for one in shown]
+    answers = meet(json.dumps(mine).encode())
+    rows = [json.loads(answers[replica.process])[str(replica.device)] for replica in shown]
     return rows[0][0], [value for _, value in rows]
 
 
-def _side(call: Said, group: Sequence[_Digested], value: str) -> Said:
+def _side(call: ShownSide, group: Sequence[_Digested], value: str) -> ShownSide:
     """Return what the devices of a version hold."""
-    ranges = ranges_of(sorted(one.device for one in group))
+    ranges = ranges_of(sorted(replica.device for replica in group))
     listed = ", ".join(map(range_text, ranges[:_MOST_RANGES]))
     listed += ", …" if len(ranges) > _MOST_RANGES else ""
     one_device = f"device {listed} holds {value}"
     devices = one_device if len(group) == 1 else f"{len(group)} devices ({listed}) hold {value}"
-    return call._replace(processes=sorted({one.process for one in group}), said=devices)
+    return call._replace(processes=sorted({replica.process for replica in group}), said=devices)

@@ -56,12 +56,12 @@ class DeviceShard(NamedTuple):
 def shards_here(leaf: LeafSpec, array: jax.Array) -> list[DeviceShard]:
     """Return the shards of an array that this process's devices hold."""
     regions = _regions(array.sharding, leaf._replace(path=""))
-    found = []
+    shards = []
     for shard in array.addressable_shards:
         box = box_of(shard.index, leaf)
-        number, holders = regions[box]
-        found.append(DeviceShard(number, box, holders, shard.device.id, shard.data))
-    return found
+        region, holders = regions[box]
+        shards.append(DeviceShard(region, box, holders, shard.device.id, shard.data))
+    return shards
 
 
 def layout_text(leaf: LeafSpec, value: Any) -> str:
@@ -157,7 +157,7 @@ def _regions(sharding: Any, leaf: LeafSpec) -> dict[Box, tuple[int, tuple[Holder
 def _layout_text(sharding: Any, leaf: LeafSpec) -> str:
     if len({device.process_index for device in sharding.device_set}) == 1:
         return ""
-    words = getattr(sharding, "spec", type(sharding).__name__)
+    spec = getattr(sharding, "spec", type(sharding).__name__)
     kind = f" in {sharding.memory_kind}" if sharding.memory_kind else ""
     digest = quick_digest(repr(_regions(sharding, leaf)).encode()).hex()
-    return f"{words}{kind} (digest of the holders: {digest})"
+    return f"{spec}{kind} (digest of the holders: {digest})"

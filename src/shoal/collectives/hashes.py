@@ -56,12 +56,12 @@ class FlatItems:
             return self._run[low:high].view(np.uint8)
         high = min(high, len(self))
         out = np.empty(high - low, self.dtype)
-        at = 0
+        offset = 0
         for box in boxes(self.shape, low, high):
             sizes = [end - first for first, end in box]
-            stop = at + math.prod(sizes)
-            self._fill(out[at:stop].reshape(sizes), box)
-            at = stop
+            stop = offset + math.prod(sizes)
+            self._fill(out[offset:stop].reshape(sizes), box)
+            offset = stop
         return out.view(np.uint8)
 
     def _fill(self, target: Array, box: Box) -> None:
@@ -166,17 +166,17 @@ def digest_of(items: ItemsInOrder) -> bytes:
         return _joined([items.digest(0, len(items)), b"%d" % len(items)])
     step = max(1, _BLOCK_BYTES // max(1, items.dtype.itemsize))
     starts = range(0, len(items), step)
-    found: dict[int, bytes] = {}
+    digests: dict[int, bytes] = {}
 
     def blocks(share: Iterator[int]) -> None:
         for start in share:
-            found[start] = content_digest(items.read(start, start + step).data)
+            digests[start] = content_digest(items.read(start, start + step).data)
 
     if len(starts) > 1:
         in_threads(blocks, starts, min(_THREADS, num_cores()))
     else:
         blocks(iter(starts))
-    return _joined(found[start] for start in starts)
+    return _joined(digests[start] for start in starts)
 
 
 def digest_of_all(digests: Sequence[bytes]) -> bytes:

@@ -18,8 +18,8 @@ import numpy as np
 
 from shoal.arguments import PLAIN_KINDS, no_fixed_bits
 from shoal.arrays.host.host_values import is_key, native, without_values
+from shoal.conversion_hints import advice
 from shoal.errors import UsageError, WrongType, raise_all, with_article
-from shoal.plain_forms import advice
 from shoal.plan.shards import Box
 from shoal.runtime.rules.spec_lines import SpecLine
 
@@ -68,8 +68,8 @@ class LeafSpec(NamedTuple):
             return self.path + (f"{noun}{index}" if noun else "")
         whole = [(0, size) for size in (*self.shape, *self.words)]
         bounds = whole if box is None else box
-        at = np.unravel_index(index, [end - first for first, end in bounds])
-        where = [first + int(i) for (first, _), i in zip(bounds, at, strict=True)]
+        coords = np.unravel_index(index, [end - first for first, end in bounds])
+        where = [first + int(i) for (first, _), i in zip(bounds, coords, strict=True)]
         return f"{path}{where}" if where else self.path
 
     @property
@@ -84,11 +84,11 @@ class LeafSpec(NamedTuple):
             return 1
         return 4 if self.dtype.kind == "U" else self.dtype.itemsize
 
-    def num_bytes(self, number: int = 0) -> int:
-        """Size in bytes; `number`: its length, if it is open."""
+    def num_bytes(self, length: int = 0) -> int:
+        """Size in bytes; `length`: that of the value, if it is open."""
         if self.dtype is None:
-            return number if self.is_open else _PLAIN_BYTES[self.kind]
-        items = math.prod(number if size == ANY else size for size in self.shape)
+            return length if self.is_open else _PLAIN_BYTES[self.kind]
+        items = math.prod(length if size == ANY else size for size in self.shape)
         return items * math.prod(self.words) * self.dtype.itemsize
 
 
@@ -107,9 +107,9 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
             if why:
                 return f"{path}: {why}"
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-            impl, words, dtype = _key(value.dtype)
+            impl, key_words, dtype = _key(value.dtype)
             return LeafSpec(
-                path, kind="key", dtype=dtype, shape=value.shape, words=words, impl=impl
+                path, kind="key", dtype=dtype, shape=value.shape, words=key_words, impl=impl
             )
         why = no_fixed_bits(value.dtype)
         if why:
@@ -124,8 +124,8 @@ def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:
     if leaf.dtype is not None and not leaf.dtype.itemsize:
         return b""  # text of width 0, which NumPy may widen
     if leaf.dtype is not None:
-        words = np.ascontiguousarray(native(host_view(value)))
-        return words.reshape(-1).view(np.uint8).data
+        array = np.ascontiguousarray(native(host_view(value)))
+        return array.reshape(-1).view(np.uint8).data
     if leaf.kind == "str":
         return bytes(value.encode("utf-8", "surrogatepass"))
     if leaf.kind == "int":
@@ -143,10 +143,10 @@ def value_of(leaf: LeafSpec, bits: Array) -> Any:
     """Return the value of these bits; a NumPy array shares their memory."""
     if leaf.dtype is not None:
         # Not `view`: text may have no width, and then no bytes.
-        words = np.ndarray(leaf.shape + leaf.words, leaf.dtype, bits)
+        array = np.ndarray(leaf.shape + leaf.words, leaf.dtype, bits)
         if leaf.kind == "key":
-            return wrap_key(words, leaf.impl)
-        return words if leaf.kind == "array" else _scalar(words)
+            return wrap_key(array, leaf.impl)
+        return array if leaf.kind == "array" else _scalar(array)
     data = bits.tobytes()
     if leaf.kind == "str":
         return data.decode("utf-8", "surrogatepass")
@@ -161,20 +161,20 @@ def value_of(leaf: LeafSpec, bits: Array) -> Any:
     return data if leaf.kind == "bytes" else None
 
 
-def _scalar(words: Array) -> Any:
+def _scalar(array: Array) -> Any:
     """Return the scalar of an array without dims; text keeps the zeros at its end."""
-    if words.dtype.kind == "S":
-        return np.bytes_(words.tobytes())
-    if words.dtype.kind == "U":
-        points = np.frombuffer(words.tobytes(), np.uint32).tolist()
+    if array.dtype.kind == "S":
+        return np.bytes_(array.tobytes())
+    if array.dtype.kind == "U":
+        points = np.frombuffer(array.tobytes(), np.uint32).tolist()
         return np.str_("".join(map(chr, points)))
-    return words[()]
+    return array[()]
 
 
-def wrap_key(words: Array, impl: Any) -> jax.Array:
+def wrap_key(key_words: Array, impl: Any) -> jax.Array:
     """Return PRNG keys; compiles nothing, whatever mesh is in context, even while jit traces."""
     with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():
-        return jax.random.wrap_key_data(words, impl=impl)
+        return jax.random.wrap_key_data(key_words, impl=impl)
 
 
 def is_global(value: Any) -> bool:
@@ -257,11 +257,11 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 @lru_cache(maxsize=64)
 def _key(dtype: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
     """Return the implementation of a key dtype, and the shape and dtype of a key's words."""
-    found = []
+    impls = []
 
     def words_of(key: jax.Array) -> jax.Array:
-        found.append(jax.random.key_impl(key))
+        impls.append(jax.random.key_impl(key))
         return jax.random.key_data(key)
 
-    words = jax.eval_shape(words_of, jax.ShapeDtypeStruct((), dtype))
-    return found[0], words.shape, np.dtype(words.dtype)
+    key_words = jax.eval_shape(words_of, jax.ShapeDtypeStruct((), dtype))
+    return impls[0], key_words.shape, np.dtype(key_words.dtype)

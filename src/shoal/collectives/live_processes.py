@@ -17,22 +17,22 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess, gone_error
 from shoal.runtime.failures.exception_text import departures_of, failure_of
 from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 from shoal.tracebacks import at_caller
 
 
 @collective("processes")
-@verb
-@one_call("live_processes", survivors=True)
+@uses_client
+@collective_scope("live_processes", survivors=True)
 def live_processes(
-    coordinator: Coordinator,
+    client: JobClient,
     *,
     processes: Iterable[int] | None = None,
     timeout_s: float | None = None,
@@ -84,7 +84,7 @@ def live_processes(
     point = Point(
         "live_processes", group, lane, operation="live_processes", site=callsite(), survivors=True
     )
-    return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))
+    return tuple(sorted(client.arrive(point, timeout_s=timeout_s)))
 
 
 # A block that the living processes enter together and leave alike: all return, or all raise.
@@ -108,13 +108,13 @@ class LiveBlock:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        client: JobClient,
         name: str,
         processes: Iterable[int] | None = None,
         *,
         timeout_s: float | None = None,
     ) -> None:
-        self._coordinator = coordinator
+        self._client = client
         self._name = name
         self._processes = None if processes is None else tuple(processes)
         self._timeout_s = deadline_of(name, name, timeout_s, "main").timeout_s
@@ -123,7 +123,7 @@ class LiveBlock:
     @at_caller
     def __enter__(self) -> tuple[int, ...]:
         self._living = live_processes.on(
-            self._coordinator, processes=self._processes, timeout_s=self._timeout_s
+            self._client, processes=self._processes, timeout_s=self._timeout_s
         )
         return self._living
 
@@ -134,9 +134,9 @@ class LiveBlock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        words = "" if error is None else failure_of(error, callsite()).text
-        reports = self._meet(words.encode(errors="replace"))
-        me = ThisProcess(self._coordinator.process, self._coordinator.hosts)
+        message = "" if error is None else failure_of(error, callsite()).text
+        reports = self._meet(message.encode(errors="replace"))
+        me = ThisProcess(self._client.process, self._client.hosts)
         what = f"{me}: {self._name} ({callsite()}) has failed"
         lost = [process for process in self._living if process not in reports]
         if lost:
@@ -146,17 +146,17 @@ class LiveBlock:
         if error is None and failed:
             raise gone_error("failed", departures_of(failed, "failed", {}), me, what)
 
-    def _meet(self, words: bytes) -> Mapping[int, bytes]:
+    def _meet(self, payload: bytes) -> Mapping[int, bytes]:
         """Return each survivor's report of its exception.
 
         A process that is waiting elsewhere inside the block gets an error there, and then arrives
-        here; so does this one, once more, also if one dies between the two meetings.
+        here; so does this process, once more, also if a process dies between the two meetings.
         """
         deadline = Deadline(time.monotonic(), self._timeout_s)
         while True:
             try:
                 left = live_processes.on(
-                    self._coordinator, processes=self._living, timeout_s=deadline.left_s
+                    self._client, processes=self._living, timeout_s=deadline.left_s
                 )
             except (DivergenceError, PeerFailedError):
                 if deadline.is_over:
@@ -165,10 +165,10 @@ class LiveBlock:
             if left != self._living:
                 return dict.fromkeys(left, b"")
             with contextlib.suppress(ProcessLostError, DivergenceError, PeerFailedError):
-                return self._report(words, deadline.left_s)
+                return self._report(payload, deadline.left_s)
 
-    def _report(self, words: bytes, timeout_s: float) -> Mapping[int, bytes]:
+    def _report(self, payload: bytes, timeout_s: float) -> Mapping[int, bytes]:
         name = f"{self._name}, its end"
-        with self._coordinator.call(name, "main", self._living):
+        with self._client.call(name, "main", self._living):
             point = Point(name, self._living, operation=name, site=callsite())
-            return self._coordinator.arrive(point, words, timeout_s=timeout_s)
+            return self._client.arrive(point, payload, timeout_s=timeout_s)

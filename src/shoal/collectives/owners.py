@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import jax
 
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.jax_service.process_numbers import processes_of
 
 
-def owner_numbers(
-    coordinator: Coordinator, devices: Iterable[jax.Device], timeout_s: float
+def owner_indices(
+    client: JobClient, devices: Iterable[jax.Device], timeout_s: float
 ) -> dict[int, int]:
     """Map the JAX process numbers of the devices' owners to job numbers.
 
@@ -21,6 +21,6 @@ def owner_numbers(
       NothingPublishedError: one of them did not call this in time.
     """
     platform_of = {device.process_index: device.platform for device in devices}
-    if coordinator.num_processes == 1 or "tpu" not in platform_of.values():
+    if client.num_processes == 1 or "tpu" not in platform_of.values():
         return {owner: owner for owner in platform_of}
-    return processes_of(platform_of, coordinator.process, timeout_s=timeout_s)
+    return processes_of(platform_of, client.process, timeout_s=timeout_s)

@@ -13,23 +13,23 @@ from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageTypeError
 from shoal.hashing import content_digest
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.client.programs import without_addresses
-from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
+from shoal.runtime.failures.comparison import Kind, ShownSide, divergence_error, headline, needs
 from shoal.runtime.rules.first_difference import find_line
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _WIDTH = 120  # characters shown of the line before the difference
 
 
 @collective("processes")
-@verb
-@one_call("assert_same_program")
+@uses_client
+@collective_scope("assert_same_program")
 def assert_same_program(
-    coordinator: Coordinator,
+    client: JobClient,
     /,
     jitted: Any,
     *args: Any,
@@ -75,10 +75,10 @@ def assert_same_program(
     text = without_addresses(_text(jitted, args, kwargs).encode()).decode()
     call = Call("assert_same_program", name, callsite())
     digest = content_digest(text.encode())
-    answers = agree(coordinator, call, digest, timeout_s=deadline.left_s)
+    answers = agree(client, call, digest, timeout_s=deadline.left_s)
     groups = groups_of(answers)
     if len(groups) > 1:
-        raise _difference(coordinator, call, deadline, lines=text.split("\n"), groups=groups)
+        raise _difference(client, call, deadline, lines=text.split("\n"), groups=groups)
 
 
 def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -94,7 +94,7 @@ def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _difference(
-    coordinator: Coordinator,
+    client: JobClient,
     call: Call,
     deadline: Deadline,
     lines: list[str],
@@ -105,30 +105,28 @@ def _difference(
     compare_call = call._replace(spec=("where the programs differ",))
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
-        return agree(coordinator, compare_call, payload, timeout_s=deadline.left_s)
+        return agree(client, compare_call, payload, timeout_s=deadline.left_s)
 
-    me = ThisProcess(coordinator.process, coordinator.hosts)
+    me = ThisProcess(client.process, client.hosts)
     kind = Kind("program")
-    here = Said((), call=call.operation, name=call.name or "", site=call.site)
+    here = ShownSide((), call=call.operation, name=call.name or "", site=call.site)
     heading = f"{me}: {headline(kind, call.operation)}"
-    found = find_line(
-        meet, lines if coordinator.process in representatives else None, representatives
+    difference = find_line(
+        meet, lines if client.process in representatives else None, representatives
     )
-    if found is None:
+    if difference is None:
         rows = version_rows(["a version"] * len(representatives), groups, here)
-        return compared(heading, rows, kind=kind)
-    index, shown = found
+        return divergence_error(heading, rows, kind=kind)
+    index, shown = difference
     before = lines[index - 1].strip()[:_WIDTH].encode() if 0 < index <= len(lines) else b""
-    previous = meet(before if coordinator.process == representatives[0] else b"")[
-        representatives[0]
-    ]
+    previous = meet(before if client.process == representatives[0] else b"")[representatives[0]]
     after = f", after: {previous.decode(errors='replace')}" if index else ""
-    at = f"line {index + 1} of the StableHLO text"
+    place = f"line {index + 1} of the StableHLO text"
     texts = [shown[process].strip() for process in representatives]
-    return compared(
+    return divergence_error(
         heading,
         version_rows(texts, groups, here),
-        kind=Kind("program", at),
-        intro=f"first difference, {at}{after}:",
+        kind=Kind("program", place),
+        intro=f"first difference, {place}{after}:",
         advice=needs(call.operation, kind.what),
     )

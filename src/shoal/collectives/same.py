@@ -27,22 +27,29 @@ from shoal.hashing import quick_digest
 from shoal.plan.shards import Box
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group, group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess
-from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs, shown_line
+from shoal.runtime.failures.comparison import (
+    Kind,
+    ShownSide,
+    divergence_error,
+    headline,
+    needs,
+    shown_line,
+)
 from shoal.runtime.rules.first_difference import ItemsInOrder, Meet, find_first
 from shoal.runtime.rules.spec_lines import with_layouts
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 
 @collective("processes")
-@verb
-@one_call("assert_same")
+@uses_client
+@collective_scope("assert_same")
 def assert_same(
-    coordinator: Coordinator,
+    client: JobClient,
     tree: Any,
     *,
     processes: Iterable[int] | None = None,
@@ -94,38 +101,40 @@ def assert_same(
     >>> assert_same({"seed": 7, "w": np.zeros(3)}, name="start")
     """
     deadline = deadline_of("assert_same", name, timeout_s, lane)
-    group = group_in(coordinator, "assert_same", processes)
+    group = group_in(client, "assert_same", processes)
     spec, values = flatten(tree, "assert_same")
     with jax.transfer_guard("allow"):
         placed = parts_of(spec.leaves, values, "assert_same")
         layouts = [leaf.layout for leaf in placed]
-        words = next((leaf.words for leaf in placed if leaf.words), "")
+        problem = next((leaf.words for leaf in placed if leaf.words), "")
         parts = [part for leaf in placed for part in leaf.parts]
-        here = jax.process_index() if any(layouts) else coordinator.process
+        here = jax.process_index() if any(layouts) else client.process
         is_alone = group.count == 1
-        compared = [] if is_alone else _compared(parts, coordinator.num_processes)
-        mine = _hashed(compared, here)
+        shared_parts = [] if is_alone else _compared(parts, client.num_processes)
+        mine = _hashed(shared_parts, here)
         brought: dict[str, Any] = {}
-        brought["digests"] = [digest_of_all(one.digests).hex() for one in mine if one.digests]
-        brought |= {"words": words} if words else {}
-        brought |= {"process": here} if here != coordinator.process else {}
+        brought["digests"] = [
+            digest_of_all(shared.digests).hex() for shared in mine if shared.digests
+        ]
+        brought |= {"words": problem} if problem else {}
+        brought |= {"process": here} if here != client.process else {}
         site = callsite()
         call = Call("assert_same", name, site, with_layouts(spec.lines, layouts))
-        fault_points.reach("assert_same.before_arrive", coordinator.process)
+        fault_points.reach("assert_same.before_arrive", client.process)
         payload = json.dumps(brought).encode()
         answers = agree(
-            coordinator, call, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
+            client, call, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
         )
-        fault_points.reach("assert_same.after_arrive", coordinator.process)
-        if words or len({*answers.values()}) > 1:
+        fault_points.reach("assert_same.after_arrive", client.process)
+        if problem or len({*answers.values()}) > 1:
             read = {text: json.loads(text) for text in {*answers.values()}}
             reports = {process: read[text] for process, text in answers.items()}
             _judge(
-                coordinator,
+                client,
                 call,
                 shared=mine,
                 reports=reports,
-                meet=_rounds(coordinator, call, deadline, lane, group),
+                meet=_rounds(client, call, deadline, lane, group),
             )
 
 
@@ -149,7 +158,9 @@ def _compared(parts: Sequence[SharedPart], num_processes: int) -> list[_Shared]:
         holders = None if is_all else part.holders
         if num_processes > 1 and (holders is None or len(holders) > 1):
             shared.setdefault(holders, _Shared(holders, [])).parts.append(part)
-    return sorted(shared.values(), key=lambda one: (one.holders is not None, one.holders or ()))
+    return sorted(
+        shared.values(), key=lambda group: (group.holders is not None, group.holders or ())
+    )
 
 
 def _hashed(shared: Sequence[_Shared], here: int) -> list[_Shared]:
@@ -158,49 +169,57 @@ def _hashed(shared: Sequence[_Shared], here: int) -> list[_Shared]:
     def digests(parts: Sequence[SharedPart]) -> tuple[bytes, ...]:
         return tuple(digest_of(part.open()) for part in parts if part.open is not None)
 
-    return [one._replace(digests=digests(one.parts)) if one.has(here) else one for one in shared]
+    return [
+        group._replace(digests=digests(group.parts)) if group.has(here) else group
+        for group in shared
+    ]
 
 
-def _rounds(
-    coordinator: Coordinator, call: Call, deadline: Deadline, lane: str, group: Group
-) -> Meet:
+def _rounds(client: JobClient, call: Call, deadline: Deadline, lane: str, group: Group) -> Meet:
     """Return a function for further meetings, once all know that something differs."""
     again = call._replace(spec=("where the values differ",))
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         limit_s = deadline.left_s
-        return agree(coordinator, again, payload, timeout_s=limit_s, group=group.named, lane=lane)
+        return agree(client, again, payload, timeout_s=limit_s, group=group.named, lane=lane)
 
     return meet
 
 
 def _judge(
-    coordinator: Coordinator,
+    client: JobClient,
     call: Call,
     shared: Sequence[_Shared],
     reports: Mapping[int, Mapping[str, Any]],
     meet: Meet,
 ) -> None:
     """Raise if something differs; deterministic, so all processes end alike."""
-    me = ThisProcess(coordinator.process, coordinator.hosts)
-    here = Said((), call="assert_same", name=call.name or "", site=call.site)
+    me = ThisProcess(client.process, client.hosts)
+    here = ShownSide((), call="assert_same", name=call.name or "", site=call.site)
     heading = f"{me}: {headline(Kind(), here.call, here.name)}"
-    words = {process: one["words"] for process, one in reports.items() if "words" in one}
-    if words:
-        groups = groups_of(words)
-        shown = [words[process] for process in representatives_of(groups)]
+    problems = {
+        process: report["words"] for process, report in reports.items() if "words" in report
+    }
+    if problems:
+        groups = groups_of(problems)
+        shown = [problems[process] for process in representatives_of(groups)]
         rows = version_rows(shown, groups, here)
-        raise compared(heading, rows, intro="replicas differ within a process:")
-    digests = {process: iter(one["digests"]) for process, one in reports.items()}
-    for one in shared:
-        holds = [p for p, answer in reports.items() if one.has(answer.get("process", p))]
+        raise divergence_error(heading, rows, intro="replicas differ within a process:")
+    digests = {process: iter(report["digests"]) for process, report in reports.items()}
+    for part in shared:
+        holds = [p for p, answer in reports.items() if part.has(answer.get("process", p))]
         groups = groups_of({p: next(digests[p]) for p in holds})
         if len(groups) > 1:
-            raise _difference(heading, here, one, groups, coordinator.process, meet)
+            raise _difference(heading, here, part, groups, client.process, meet)
 
 
 def _difference(
-    heading: str, call: Said, shared: _Shared, groups: list[list[int]], process: int, meet: Meet
+    heading: str,
+    call: ShownSide,
+    shared: _Shared,
+    groups: list[list[int]],
+    process: int,
+    meet: Meet,
 ) -> DivergenceError:
     """Find the first differing item, together with all processes; return the error."""
     representatives = representatives_of(groups)
@@ -214,11 +233,11 @@ def _difference(
         item = find_first(meet, items, representatives)
     if part is None or item is None:
         rows = version_rows(["a version"] * len(representatives), groups, call)
-        return compared(heading, rows, intro="the values change while they are compared:")
+        return divergence_error(heading, rows, intro="the values change while they are compared:")
     shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
     values = _values([shown[process].decode() for process in representatives])
     texts = [f"{part.leaf.place_of(item, part.box)} = {value}" for value in values]
-    return compared(
+    return divergence_error(
         heading,
         version_rows(texts, groups, call._replace(leaf=part.leaf.line)),
         kind=Kind("value", part.leaf.place_of(item, part.box)),
@@ -277,7 +296,7 @@ def _placed(leaf: LeafSpec, value: Any) -> Compared:
         host = np.asarray(value)
         whole = FlatItems(host.shape, dtype, [((0,) * host.ndim, host)])
         return Compared("", [SharedPart(leaf, None, None, lambda: whole)], "")
-    shards = [_Shard(box_of(one.index, leaf), one) for one in value.addressable_shards]
+    shards = [_Shard(box_of(shard.index, leaf), shard) for shard in value.addressable_shards]
     difference = _local_difference(leaf, shards)
     here = {shard.box: shard for shard in shards}
     if value.is_fully_addressable:
@@ -344,9 +363,9 @@ def first_item(one: FlatItems, other: FlatItems) -> int:
 
 def _distribution(sharding: Any, regions: Any) -> str:
     """Describe an array's distribution over devices, with a digest of the holders."""
-    words = getattr(sharding, "spec", type(sharding).__name__)
+    spec = getattr(sharding, "spec", type(sharding).__name__)
     digest = quick_digest(repr(regions).encode()).hex()
-    return f"{words} (digest of the holders: {digest})"
+    return f"{spec} (digest of the holders: {digest})"
 
 
 @lru_cache(maxsize=512)

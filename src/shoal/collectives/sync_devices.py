@@ -14,24 +14,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.collectives.arguments import deadline_of
-from shoal.collectives.owners import owner_numbers
-from shoal.collectives.transport.flow import Flow
+from shoal.collectives.owners import owner_indices
+from shoal.collectives.transport.device_transfer import DeviceTransfer
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh, mesh_of
 from shoal.runtime.agreement import Call
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.rules.spec_lines import SpecLine
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _LOG = logging.getLogger("shoal")
 
 
 def _owners(
-    coordinator: Coordinator, mesh: object = None, *_: object, **__: object
+    client: JobClient, mesh: object = None, *_: object, **__: object
 ) -> tuple[int, ...] | None:
     """Return the processes of a mesh, as far as known before they meet."""
     try:
@@ -41,10 +41,10 @@ def _owners(
 
 
 @collective("the mesh's processes")
-@verb
-@one_call("sync_devices", among=_owners)
+@uses_client
+@collective_scope("sync_devices", among=_owners)
 def sync_devices(
-    coordinator: Coordinator,
+    client: JobClient,
     mesh: Mesh | jax.sharding.Mesh,
     *,
     name: str | None = None,
@@ -93,27 +93,31 @@ def sync_devices(
     mesh = mesh_of(f"sync_devices({name!r})", mesh)
     devices = tuple(jax_mesh(mesh).devices.flat)
     own = [device for device in devices if device.process_index == jax.process_index()]
-    group = tuple(sorted(owner_numbers(coordinator, devices, deadline.left_s).values()))
-    if coordinator.process not in group:
+    group = tuple(sorted(owner_indices(client, devices, deadline.left_s).values()))
+    if client.process not in group:
         raise UsageError(
-            f"sync_devices({name!r}): process {coordinator.process} has no device in {mesh!r}: "
+            f"sync_devices({name!r}): process {client.process} has no device in {mesh!r}: "
             f"processes {list(group)} call it"
         )
     call = Call("sync_devices", name, callsite(), (SpecLine("mesh", value=mesh.text).packed,))
-    flow = Flow(coordinator, call, deadline.left_s, group=group)
+    transfer = DeviceTransfer(client, call, deadline.left_s, group=group)
     began = time.monotonic()
-    _LOG.info("%s: enters sync_devices %r (%s) of %r", flow.me, name, call.site, mesh)
-    fault_points.reach("sync_devices.before_arrive", coordinator.process)
-    flow.meet("all are here")
-    flow.together("what was issued", lambda: _finish(own), lambda: _busy(own))
-    fault_points.reach("sync_devices.after_arrive", coordinator.process)
-    total = flow.together("the devices", lambda: _sum_and_finish(devices, own), lambda: _busy(own))
+    _LOG.info("%s: enters sync_devices %r (%s) of %r", transfer.me, name, call.site, mesh)
+    fault_points.reach("sync_devices.before_arrive", client.process)
+    transfer.meet("all are here")
+    transfer.together("what was issued", lambda: _finish(own), lambda: _busy(own))
+    fault_points.reach("sync_devices.after_arrive", client.process)
+    total = transfer.together(
+        "the devices", lambda: _sum_and_finish(devices, own), lambda: _busy(own)
+    )
     if total != len(devices):
         raise DivergenceError(
-            f"{flow.me}: sync_devices {flow.name}: {total} devices took part in the sum "
+            f"{transfer.me}: sync_devices {transfer.name}: {total} devices took part in the sum "
             f"over {mesh!r}, which has {len(devices)}"
         )
-    _LOG.info("%s: leaves sync_devices %r after %.3f s", flow.me, name, time.monotonic() - began)
+    _LOG.info(
+        "%s: leaves sync_devices %r after %.3f s", transfer.me, name, time.monotonic() - began
+    )
 
 
 def _finish(own: Sequence[jax.Device]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.runtime.failures.comparison import Said, shown_first
+from shoal.runtime.failures.comparison import ShownSide, shown_first
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN
 
 
@@ -25,13 +25,15 @@ def representatives_of(groups: Sequence[Sequence[int]]) -> list[int]:
     return [group[0] for group in groups[:MAX_GROUPS_SHOWN]]
 
 
-def version_rows(shown: Sequence[str], groups: Sequence[Sequence[int]], call: Said) -> list[Said]:
+def version_rows(
+    shown: Sequence[str], groups: Sequence[Sequence[int]], call: ShownSide
+) -> list[ShownSide]:
     """Return each group's version of the first differing item, with the group's processes.
 
     A group that agrees with another there but differs later is marked, so that all texts are
     distinct. Groups without a representative share a row.
 
-    >>> [row[:2] for row in version_rows(["1", "2", "1"], [[0, 3], [1], [2]], Said(()))]
+    >>> [row[:2] for row in version_rows(["1", "2", "1"], [[0, 3], [1], [2]], ShownSide(()))]
     [([0, 3], '1'), ([1], '2'), ([2], '1 (differs later)')]
     """
     again = [list(shown[:n]).count(text) for n, text in enumerate(shown)]

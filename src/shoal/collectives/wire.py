@@ -35,7 +35,7 @@ from shoal.runtime.rules.spec_lines import END, SpecLine
 
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
-_SENT_BYTES = 64 << 20  # by the meeting place, to all processes together
+_SENT_BYTES = 64 << 20  # by the coordinator, to all processes together
 _VALUES: type = type({}.values())
 _LINE = 200  # characters per line of a tree's text
 DIGEST_BYTES = 16
@@ -52,7 +52,7 @@ class Spec(NamedTuple):
     def lines(self) -> tuple[str, ...]:
         """Lines that must be equal on all processes: one for each leaf, then the nodes."""
         text = nodes_text(self.treedef)
-        nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
+        nodes = [text[start : start + _LINE] for start in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)
         return (*leaves, END, *(SpecLine("tree", value=part).packed for part in nodes))
 
@@ -74,13 +74,13 @@ def spec_of(tree: Any, operation: str = "the values") -> Spec:
 def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
     """Return a tree's description and leaves. Raises as `spec_of`, for the call `operation`."""
     try:
-        found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+        pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     except ValueError as error:  # dicts with unsortable keys
         raise UsageError(f"{operation}: {not_a_tree(error)}") from error
-    leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
+    leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in pairs]
     raise_all(operation, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)
-    return spec, [value for _, value in found]
+    return spec, [value for _, value in pairs]
 
 
 def spec_text(spec: Spec) -> tuple[str, list[str]]:
@@ -107,18 +107,18 @@ def spec_text(spec: Spec) -> tuple[str, list[str]]:
 def spec_from(text: str | bytes) -> Spec:
     """Return the description that `spec_text` gave."""
     nodes, rows = json.loads(text)
-    found, treedef = jax.tree_util.tree_flatten_with_path(_nodes_in(nodes))
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(_nodes_in(nodes))
     leaves = [
         LeafSpec(
             path=jax.tree_util.keystr(path) or "the value",
             kind=kind,
             dtype=None if dtype is None else np.dtype(dtype),
             shape=tuple(shape),
-            words=tuple(words),
+            words=tuple(key_words),
             impl=impl,
         )
-        for (path, number) in found
-        for kind, dtype, shape, words, impl in [rows[number]]
+        for (path, row_index) in pairs
+        for kind, dtype, shape, key_words, impl in [rows[row_index]]
     ]
     return Spec(tuple(leaves), treedef)
 
@@ -137,7 +137,7 @@ def _nodes_out(node: Any, path: str, problems: list[str]) -> Any:
         children = [_nodes_out(node[key], f"{path}[{key!r}]", problems) for key in keys]
         return ["dict", keys, children]
     if type(node) in (list, tuple):
-        children = [_nodes_out(one, f"{path}[{n}]", problems) for n, one in enumerate(node)]
+        children = [_nodes_out(child, f"{path}[{n}]", problems) for n, child in enumerate(node)]
         return [type(node).__name__, children]
     problems.append(f"{path or 'the value'}: is {with_article(type(node).__name__)}")
     return None
@@ -189,16 +189,16 @@ def join_data(
     leaves: Sequence[LeafSpec], bodies: Sequence[Buffer], lengths: Sequence[int]
 ) -> tuple[list[Buffer], int]:
     """Return data as buffers; `lengths` applies to the open leaves."""
-    numbers = [number for leaf, number in zip(leaves, lengths, strict=True) if leaf.is_open]
+    numbers = [length for leaf, length in zip(leaves, lengths, strict=True) if leaf.is_open]
     buffers: list[Buffer] = [np.array(numbers, _NUMBER).tobytes()]
-    at = len(buffers[0])
+    offset = len(buffers[0])
     for leaf, body in zip(leaves, bodies, strict=True):
-        gap = -at % leaf.align
+        gap = -offset % leaf.align
         if gap:
             buffers.append(bytes(gap))
         buffers.append(body)
-        at += gap + len(body)
-    return [buffer for buffer in buffers if len(buffer)], at
+        offset += gap + len(body)
+    return [buffer for buffer in buffers if len(buffer)], offset
 
 
 def split_data(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
@@ -208,17 +208,17 @@ def split_data(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array
       ShoalError: it is not the data of such leaves.
     """
     count = sum(leaf.is_open for leaf in leaves)
-    at = count * _NUMBER.itemsize
-    numbers = iter(data[:at].view(_NUMBER).tolist())
+    offset = count * _NUMBER.itemsize
+    numbers = iter(data[:offset].view(_NUMBER).tolist())
     parts = []
     for leaf in leaves:
-        number = next(numbers) if leaf.is_open else 0
-        at += -at % leaf.align
-        end = at + leaf.num_bytes(number)
-        parts.append((number, data[at:end]))
-        at = end
-    if at != len(data):
-        raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug in shoal")
+        length = next(numbers) if leaf.is_open else 0
+        offset += -offset % leaf.align
+        end = offset + leaf.num_bytes(length)
+        parts.append((length, data[offset:end]))
+        offset = end
+    if offset != len(data):
+        raise ShoalError(f"data of {offset} bytes came with {len(data)} bytes: a bug in shoal")
     return parts
 
 

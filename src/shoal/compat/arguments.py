@@ -58,9 +58,9 @@ def or_none(kind: Kind) -> Kind:
     return lambda value: "" if value is None else kind(value)
 
 
-def a(cls: type, words: str) -> Kind:
+def a(cls: type, message: str) -> Kind:
     """Return the kind of a class's instances."""
-    return lambda value: "" if isinstance(value, cls) else words
+    return lambda value: "" if isinstance(value, cls) else message
 
 
 def text(value: Any) -> str:
@@ -93,7 +93,7 @@ def row(value: Any) -> str:
 
 def wholes(value: Any) -> str:
     """A list or tuple of integers."""
-    is_right = not row(value) and all(as_integer(one) is not None for one in value)
+    is_right = not row(value) and all(as_integer(entry) is not None for entry in value)
     return "" if is_right else "a list or tuple of integers"
 
 

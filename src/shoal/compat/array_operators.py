@@ -22,7 +22,7 @@ _UNARY = ("neg", "pos", "abs", "invert", "int", "float", "complex", "bool", "ind
 
 def _called(name: str) -> Callable[..., Any]:
     """Return the function of an operator: `operator.add`, `divmod`, `float`, …"""
-    builtins = {one.__name__: one for one in (divmod, int, float, complex, bool)}
+    builtins = {function.__name__: function for function in (divmod, int, float, complex, bool)}
     call: Callable[..., Any] = builtins.get(name) or getattr(operator, f"__{name}__")
     return call
 

@@ -41,10 +41,10 @@ def members_of(value: Any) -> list[tuple[Any, Any]]:
 def _slots(kind: type) -> list[str]:
     """Return the names of the slots of a class and of those that it derives from."""
     given = [vars(base).get("__slots__", ()) for base in reversed(kind.__mro__)]
-    names = [[one] if isinstance(one, str) else [*one] for one in given]
+    names = [[value] if isinstance(value, str) else [*value] for value in given]
     owners = [base.__name__.lstrip("_") for base in reversed(kind.__mro__)]
-    found = [_mangled(o, n) for o, own in zip(owners, names, strict=True) for n in own]
-    return list(dict.fromkeys(found))
+    slots = [_mangled(o, n) for o, own in zip(owners, names, strict=True) for n in own]
+    return list(dict.fromkeys(slots))
 
 
 def _mangled(owner: str, name: str) -> str:

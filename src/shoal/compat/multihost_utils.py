@@ -28,7 +28,7 @@ from shoal.collectives.allgather import allgather
 from shoal.collectives.broadcast import broadcast
 from shoal.collectives.leaves import is_global
 from shoal.collectives.live_processes import LiveBlock
-from shoal.collectives.owners import owner_numbers
+from shoal.collectives.owners import owner_indices
 from shoal.collectives.same import assert_same
 from shoal.colour import collective, logically_collective
 from shoal.compat.arguments import flag, or_none, takes, text
@@ -36,9 +36,9 @@ from shoal.compat.wording import errors_named
 from shoal.errors import DivergenceError, ProcessLostError, UsageError, raise_all
 from shoal.runtime import process
 from shoal.runtime.barrier import barrier
-from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
+from shoal.runtime.client.lanes import collective_scope, fail_call, refused_for_all
 from shoal.runtime.preemption import checked_step, preempted
-from shoal.runtime.verb import coordinator_here
+from shoal.runtime.uses_client import client_here
 from shoal.tracebacks import block_at_caller
 
 __all__ = [
@@ -59,7 +59,7 @@ Tree = Any
 
 
 @collective()
-@one_call("broadcast_one_to_all", of=coordinator_here)
+@collective_scope("broadcast_one_to_all", of=client_here)
 @takes("", is_source=or_none(flag))
 def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
     """Return the values of one process on all: `shoal.broadcast`.
@@ -94,7 +94,7 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
 
 
 @collective()
-@one_call("process_allgather", of=coordinator_here)
+@collective_scope("process_allgather", of=client_here)
 @takes("", tiled=flag)
 def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     """Return the values of all processes, side by side, on every process: `shoal.allgather`.
@@ -133,7 +133,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
 
 
 @collective()
-@one_call("assert_equal", of=coordinator_here)
+@collective_scope("assert_equal", of=client_here)
 @takes("", fail_message=text)
 def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
     """Return if all processes hold equal bits, else raise on all of them: `shoal.assert_same`.
@@ -202,7 +202,7 @@ def _as_there(is_tiled: bool, given: Any, gathered: Any) -> Any:
 
 
 @collective()
-@one_call("sync_global_devices", of=coordinator_here)
+@collective_scope("sync_global_devices", of=client_here)
 def sync_global_devices(name: str) -> None:
     """Wait until all processes have reached this point: `shoal.barrier`.
 
@@ -291,7 +291,7 @@ def host_local_array_to_global_array(
     >>> host_local_array_to_global_array(np.arange(8), mesh, jax.P("x")).sharding.spec
     P('x',)
     """
-    process.last_coordinator()
+    process.last_client()
     with errors_named("host_local_array_to_global_array"), use_mesh(global_mesh):
         layouts = _layouts(pspecs)
         if _passes(local_inputs, layouts):
@@ -330,7 +330,7 @@ def global_array_to_host_local_array(
     >>> global_array_to_host_local_array(whole, mesh, jax.P("x")).is_fully_addressable
     True
     """
-    process.last_coordinator()
+    process.last_client()
     with errors_named("global_array_to_host_local_array"), use_mesh(global_mesh):
         layouts = _layouts(pspecs, is_global_kept=False)
         if _passes(global_inputs, layouts):
@@ -405,11 +405,11 @@ def _in_place(tree: Tree, layouts: Any) -> Tree:
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     if problems:  # to_host_local reports them
         return tree
-    values = {number: leaf.value for number, leaf in enumerate(leaves)}
-    moving = {number: leaf.layout for number, leaf in enumerate(leaves) if _must_move(leaf)}
+    values = {index: leaf.value for index, leaf in enumerate(leaves)}
+    moving = {index: leaf.layout for index, leaf in enumerate(leaves) if _must_move(leaf)}
     if moving:
-        values |= relayout({number: values[number] for number in moving}, moving)
-    return jax.tree.unflatten(treedef, [values[number] for number in range(len(leaves))])
+        values |= relayout({index: values[index] for index in moving}, moving)
+    return jax.tree.unflatten(treedef, [values[index] for index in range(len(leaves))])
 
 
 def _must_move(leaf: Leaf) -> bool:
@@ -425,7 +425,7 @@ def _must_move(leaf: Leaf) -> bool:
 
 def _fail(error: BaseException, *_: object, **__: object) -> None:
     """Fail the call for the other processes: the devices are not known here."""
-    here = coordinator_here()
+    here = client_here()
     if here is not None:
         fail_call(here, "live_devices", error, survivors=True)
 
@@ -461,7 +461,7 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
     devices, owners = _owners(devices)
     alive: list[jax.Device] = []
     try:
-        with LiveBlock(process.coordinator(), "live_devices", sorted({*owners.values()})) as living:
+        with LiveBlock(process.client(), "live_devices", sorted({*owners.values()})) as living:
             alive += (device for device in devices if owners[device.process_index] in living)
             yield sorted(alive, key=lambda device: device.id)
     except ProcessLostError as error:
@@ -485,7 +485,7 @@ def _owners(given: Iterable[jax.Device]) -> tuple[tuple[jax.Device, ...], dict[i
         if jax.process_index() not in {device.process_index for device in devices}:
             raise UsageError("live_devices: Provided devices do not have any local devices.")
         timeout_s = settings.timeout("live_devices", None, "SHOAL_TIMEOUT_S")
-        return devices, owner_numbers(process.coordinator(), devices, timeout_s)
+        return devices, owner_indices(process.client(), devices, timeout_s)
     except BaseException as error:
         _fail(error)
         raise

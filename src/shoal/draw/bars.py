@@ -48,8 +48,8 @@ def bars_svg(title: str, rows: Sequence[tuple[str, float, str]], *, alone: bool 
     canvas.text(x=0, y=0, words=title, size=15, kind="head")
     left = max((text_width(bar.label, 13) for bar in bars), default=0.0) + 12
     most = max((bar.value for bar in bars), default=0.0)
-    for at, bar in enumerate(bars):
-        top = 16 + at * (_HIGH + 4)
+    for index, bar in enumerate(bars):
+        top = 16 + index * (_HIGH + 4)
         canvas.text(0, top + 16, bar.label, 13)
         canvas.rect(left, top=top + 4, wide=_WIDE, high=_HIGH - 8, kind="track", round_=3)
         if bar.value and most:

@@ -69,9 +69,9 @@ class _Blocks:
         body = []
         for row in rows:
             numbers = [(*place, *(n for n in (row, c) if n != -1)) for c in columns]
-            body.append((self._label(row_dim, row), [self._cell(number) for number in numbers]))
+            body.append((self._label(row_dim, row), [self._cell(shards) for shards in numbers]))
         title = ", ".join(
-            f"{self._name(d)} {self._label(d, number)}" for d, number in enumerate(place)
+            f"{self._name(d)} {self._label(d, shard)}" for d, shard in enumerate(place)
         )
         corner = ""
         if row_dim is not None:
@@ -86,11 +86,11 @@ class _Blocks:
         """The shard numbers to show, None for a gap; [-1] where there is no such dim."""
         return [-1] if dim is None else elide(range(self.counts[dim]), limit, None)
 
-    def _label(self, dim: int | None, number: int | None) -> str:
-        if dim is None or number is None:
+    def _label(self, dim: int | None, shard: int | None) -> str:
+        if dim is None or shard is None:
             return "" if dim is None else "…"
         stride = math.prod(self.counts[dim + 1 :])
-        position = self._order[self._begin[number * stride]]
+        position = self._order[self._begin[shard * stride]]
         return f"{self._held.start[position, dim]}:{self._held.stop[position, dim]}"
 
     def _name(self, dim: int | None) -> str:
@@ -101,8 +101,8 @@ class _Blocks:
         if None in numbers:
             return GAP
         box = 0
-        for number, count in zip(numbers, self.counts, strict=True):
-            box = box * count + (number or 0)
+        for shard, count in zip(numbers, self.counts, strict=True):
+            box = box * count + (shard or 0)
         positions = self._order[self._begin[box] : self._begin[box + 1]]
         ids = self._ids[positions]
         if self._processes is None:

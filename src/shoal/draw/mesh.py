@@ -40,7 +40,7 @@ def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> CellTable:
         )
         for row in rows
     ]
-    title = ", ".join(f"{quote(axis)} {number}" for axis, number in zip(names, place, strict=False))
+    title = ", ".join(f"{quote(axis)} {index}" for axis, index in zip(names, place, strict=False))
     labels = [_label(column_axis, column) for column in columns]
     num_rows, num_columns = (inner[0] if row_axis else 0), (inner[-1] if column_axis else 0)
     return CellTable(
@@ -58,7 +58,7 @@ def _fitting(mesh: Mesh) -> int:
 
 def _cell(mesh: Mesh, place: tuple[int | None, ...], has_owners: bool) -> Cell:
     """Return the cell of a position, in which None is a gap and -1 stands for a missing axis."""
-    index = tuple(number for number in place if number is not None and number >= 0)
+    index = tuple(coord for coord in place if coord is not None and coord >= 0)
     if None in place:
         return GAP
     process = int(mesh.processes[index])
@@ -68,12 +68,12 @@ def _cell(mesh: Mesh, place: tuple[int | None, ...], has_owners: bool) -> Cell:
 
 def _position(mesh: Mesh, index: tuple[int, ...]) -> int:
     position = 0
-    for size, number in zip(mesh.shape, index, strict=True):
-        position = position * size + number
+    for size, coord in zip(mesh.shape, index, strict=True):
+        position = position * size + coord
     return position
 
 
-def _label(axis: str, number: int | None) -> str:
+def _label(axis: str, index: int | None) -> str:
     if not axis:
         return ""
-    return "…" if number is None else f"{quote(axis)} {number}"
+    return "…" if index is None else f"{quote(axis)} {index}"

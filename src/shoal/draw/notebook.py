@@ -59,8 +59,8 @@ def _cost(cost: Any) -> str | None:
     from shoal.draw.bars import bars_svg
 
     title = f"{cost.collective} of {in_bytes(cost.num_bytes)} over {', '.join(cost.axes)}"
-    words = f"{in_seconds(cost.seconds)}, {in_bytes(cost.link_bytes)} over {cost.link}"
-    return _unless_too_large(lambda: bars_svg(title, [(f"{cost.steps} steps", 1.0, words)]))
+    label = f"{in_seconds(cost.seconds)}, {in_bytes(cost.link_bytes)} over {cost.link}"
+    return _unless_too_large(lambda: bars_svg(title, [(f"{cost.steps} steps", 1.0, label)]))
 
 
 def _traffic(traffic: Any) -> str | None:

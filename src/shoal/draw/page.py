@@ -111,10 +111,10 @@ def _devices(scene: Scene) -> list[list[str]]:
     rows = []
     for chip in scene.chips:
         section = scene.sections[scene.panels[chip.panel].section]
-        at = f"{section} " * bool(section) + f"({', '.join(map(str, chip.coords))})"
+        where = f"{section} " * bool(section) + f"({', '.join(map(str, chip.coords))})"
         for device in chip.devices:
             position = [*map(str, device.position), *[""] * len(scene.axes)][: len(scene.axes)]
-            place = [at] if scene.unit == "chip" else []
+            place = [where] if scene.unit == "chip" else []
             rows.append((device.id, [str(device.id), str(device.process), *place, *position]))
     rows.sort()
     shown = [row for _, row in rows[:_MOST_ROWS]]

@@ -67,7 +67,7 @@ def ribbons_svg(traffic: Traffic, *, alone: bool = True) -> str:
             kind="dim",
             end=0.5,
         )
-        for ribbon in (one for one in ribbons if one.step == step):
+        for ribbon in (r for r in ribbons if r.step == step):
             wide = max(_LEAST, _FULL * ribbon.num_bytes / most)
             _ribbon(canvas, left=left + _BAR, top=top, wide=wide, ribbon=ribbon)
             top += wide + 4

@@ -62,7 +62,7 @@ class ServiceRow(NamedTuple):
 
 
 class Roll(NamedTuple):
-    """The meeting place's view of a job."""
+    """The coordinator's view of a job."""
 
     address: str
     members: tuple[Member, ...]
@@ -166,7 +166,7 @@ def rows_of(roll: Roll, *, order: str = "urgency", fold: bool = True) -> list[Ro
         groups.setdefault(key, []).append(member)
     rows = []
     for members in groups.values():
-        known = [own for one in members if (own := slowness[one.process]) is not None]
+        known = [own for member in members if (own := slowness[member.process]) is not None]
         is_majority = _scene(members[0]) == majority
         rows.append(Row(tuple(members), max(known, default=None), is_majority))
     return sorted(rows, key=lambda row: (ORDERS[order](row), row.first.process))
@@ -189,8 +189,8 @@ def slowness_of(member: Member, median_s: float | None) -> float | None:
 def standing(member: Member) -> str:
     """Return where a process is, or why it is gone, on one line."""
     if member.state in GONE or not member.place:
-        words, _ = without_age(member)  # which has a column of its own
-        return headline_of(words)
+        text, _ = without_age(member)  # which has a column of its own
+        return headline_of(text)
     place = f"waits at {member.place}" if member.is_waiting else f"last at {member.place}"
     if member.still and member.state != "stopped":  # its state says so
         return f"{member.still}; {place}"
@@ -243,8 +243,8 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
     if hosts:
         text.append(f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts")
     text.append(": ")
-    for number, (state, size) in enumerate(roll.counts.items()):
-        text.append(", " if number else "")
+    for index, (state, size) in enumerate(roll.counts.items()):
+        text.append(", " if index else "")
         text.append(f"{size} {state}", style=_STYLES.get(state, ""))
     median_s = roll.median_step_s
     if median_s is not None:

@@ -99,7 +99,7 @@ def _wait_for_others() -> None:
     if _CLUSTERS in sys.modules and "shoal.runtime.process" not in sys.modules:
         from shoal.runtime.jax_service import device_work, jax_runtime
 
-        jax_runtime.wait_for_others(device_work.until_now)
+        jax_runtime.wait_for_others(device_work.issued_work)
 
 
 def _run_module(name: str, arguments: list[str]) -> None:

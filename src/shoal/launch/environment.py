@@ -30,17 +30,17 @@ _STALE = (
 
 
 class Addresses(NamedTuple):
-    """The addresses of a job, each host:port: the meeting place, JAX's service, torch's store."""
+    """The addresses of a job, each host:port: the coordinator, JAX's service, torch's store."""
 
-    meeting_place: str
+    coordinator: str
     jax_service: str
     master: str
 
     @classmethod
     def of(cls, services: Sequence[str], master: str) -> Addresses:
         """Return the addresses of the two services, and torch's."""
-        meeting_place, jax_service = services
-        return cls(meeting_place, jax_service, master)
+        coordinator, jax_service = services
+        return cls(coordinator, jax_service, master)
 
 
 class HostShare(NamedTuple):
@@ -131,7 +131,7 @@ def _place(process: int, start: JobStart) -> dict[str, str]:
     master_host, master_port = split_address(addresses.master)
     index, count = str(process), str(start.total)
     return {
-        "SHOAL_COORDINATOR": addresses.meeting_place,
+        "SHOAL_COORDINATOR": addresses.coordinator,
         "SHOAL_JAX_SERVICE": addresses.jax_service,
         "SHOAL_NUM_PROCESSES": count,
         "SHOAL_PROCESS_ID": index,

@@ -39,10 +39,10 @@ def annotated(
     """
     if failure.causes and failure.exit_code != REQUEUE:
         place = next(filter(None, map(_place_of, failure.causes)), None)
-        at = _at(place, files.root, workspace) if place is not None else ""
-        yield f"::error {at}title=shoal run::{_escaped(printable(failure.headline))}"
+        properties = _at(place, files.root, workspace) if place is not None else ""
+        yield f"::error {properties}title=shoal run::{_escaped(printable(failure.headline))}"
     first = dict.fromkeys(cause.processes[0] for cause in failure.causes if cause.processes)
-    for process in [one for one in first if one in files.logs][:_GROUPS]:
+    for process in [p for p in first if p in files.logs][:_GROUPS]:
         yield f"::group::log of process {process}"
         yield from _without_commands(_last_lines(files.logs[process]))
         yield "::endgroup::"
@@ -62,11 +62,11 @@ def _place_of(cause: Cause) -> tuple[str, int] | None:
     if cause.difference is not None:
         places = [side.place for side in cause.difference.sides]
     if cause.wait is not None:
-        places = [one.place for one in (*cause.wait.missing, *cause.wait.arrived)]
+        places = [group.place for group in (*cause.wait.missing, *cause.wait.arrived)]
     if cause.frames:
         return cause.frames[-1].file, cause.frames[-1].line
-    known = (one for one in (*places, cause.place) if one is not None and one.file)
-    return next(((one.file, one.line) for one in known), None)
+    known = (place for place in (*places, cause.place) if place is not None and place.file)
+    return next(((place.file, place.line) for place in known), None)
 
 
 def _at(place: tuple[str, int], root: str, workspace: str) -> str:

@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 from shoal.errors import counted
 from shoal.launch import child
-from shoal.launch.aftermath import NOT_RECORDED
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.crew import Crew, JobEnd, PassedSignal
+from shoal.launch.diagnose import NOT_RECORDED
 from shoal.launch.environment import JobStart, has_input, variables
 from shoal.launch.github_actions import ReportFiles
+from shoal.launch.launchers import JobExit, Launchers, PassedSignal
 from shoal.launch.log_dir import (
     JOB_FILE,
     remove_job_file,
@@ -32,7 +32,7 @@ from shoal.launch.log_dir import (
 from shoal.launch.loop import Console
 from shoal.launch.order import JobOrder
 from shoal.launch.output import Log, display_of, paint_prefixes
-from shoal.launch.processes import Outliving, Processes
+from shoal.launch.processes import Processes, StragglerWatch
 from shoal.launch.services import EarlyServices, late_words
 from shoal.runtime.exit.first_failure import is_signal_from_outside
 from shoal.runtime.failures.facts import Cause, Memory
@@ -50,7 +50,7 @@ from shoal.runtime.system.process_status import (
     send,
     status_of,
 )
-from shoal.runtime.system.progress_file import Reached, reached_together
+from shoal.runtime.system.progress_file import StepProgress, reached_together
 from shoal.runtime.system.stacks import seen
 
 _START_S = 60.0  # time limit for the services to listen
@@ -64,7 +64,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage(2)
 _SAVE_POLL_S = 0.05
 _SERVICES_POLL_S = 0.25
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # which sends them to grandchildren too
 _SAME_S = 1.0  # a signal to all processes of the job reaches both of the launcher's within this
 
@@ -78,7 +78,7 @@ class Job:
 
     Args:
       attempt: its number, as far as this launcher knows.
-      crew: the launchers of the job.
+      launchers: the launchers of the job.
       early: the services that wait for the next attempt, or for this one.
       is_last: whether no new attempt follows if this one fails.
     """
@@ -88,18 +88,18 @@ class Job:
         order: JobOrder,
         attempt: int,
         console: Console,
-        crew: Crew,
+        launchers: Launchers,
         early: EarlyServices,
         *,
         is_last: bool,
     ) -> None:
         self._order, self._early, self._is_last = order, early, is_last
         # From the first failure to SIGTERM for the others; if one of them is saving, until it has
-        # saved, `order.aftermath_s` at most. Their reports are of use after the last failure;
+        # saved, `order.failure_grace_s` at most. Their reports are of use after the last failure;
         # before, they cost time.
-        self._aftermath_s = order.aftermath_s
+        self._failure_grace_s = order.failure_grace_s
         if not is_last:
-            self._aftermath_s = min(order.between_s, order.aftermath_s)
+            self._failure_grace_s = min(order.between_s, order.failure_grace_s)
         self._save_until_s = math.inf  # until then a save after the first failure has time
         self._oom_kills = oom_kills()
         self._log_dir = order.attempt_dir(attempt)
@@ -107,18 +107,18 @@ class Job:
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
         self._heard: dict[int, tuple[bool, float]] = {}  # signals: by the launcher, and when
-        self._trouble = ""  # why the job failed, if no process of it was the cause
-        self._is_of_services = False  # the trouble
-        self._is_service_killed = False  # by a signal from outside, which is the trouble
+        self._problem = ""  # why the job failed, if no process of it was the cause
+        self._is_of_services = False  # the problem
+        self._is_service_killed = False  # by a signal from outside, which is the problem
         self._remaining = ""  # the processes that exist in spite of SIGKILL
         self._is_reaping = False  # all have got SIGKILL, and nothing more ends them
-        self._outliving: Outliving | None = None
+        self._straggler_watch: StragglerWatch | None = None
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._passed_on_s = math.inf  # when the request to end was passed on
         self._has_time = False  # to stop by itself: `leave_s`
         self._has_reported = False  # the first failure, to other nodes
         self._start_s = time.monotonic()
-        self._console, self._crew = console, crew
+        self._console, self._launchers = console, launchers
         self._print, self._loop = console.print, console.loop
 
     def run(self, orders_fd: int) -> Conclusion:
@@ -130,14 +130,14 @@ class Job:
             self._watch(lambda: self._processes.alive)
             self._end_leftovers()
             end = self._end_of_host()
-            if self._crew.services:
-                self._crew.services.close()
+            if self._launchers.services:
+                self._launchers.services.close()
             self._drain()
             self._loop.silence()
             conclusion = self._conclude(end)
             self._flush()
             conclusion = self._unless_interrupted(conclusion)
-            self._crew.close()
+            self._launchers.close()
             self._close_logs()
         except _LauncherDiedError:
             self._kill()
@@ -149,41 +149,43 @@ class Job:
     # Start.
 
     def _start(self) -> None:
-        order, crew = self._order, self._crew
+        order, launchers = self._order, self._launchers
         what = "the services"
         try:
             os.makedirs(self._log_dir, exist_ok=True)
-            crew.open(self._early)
+            launchers.open(self._early)
             until_s = math.inf if order.nodes else self._start_s + _START_S
             self._watch(
-                lambda: not (crew.start or crew.trouble or self._interrupted or self._trouble),
+                lambda: (
+                    not (launchers.start or launchers.problem or self._interrupted or self._problem)
+                ),
                 until_s,
             )
-            start = crew.start
+            start = launchers.start
             if start and not self._interrupted:
-                self._outliving = Outliving(
+                self._straggler_watch = StragglerWatch(
                     self._processes,
-                    crew.news,
+                    launchers.news,
                     num_processes=start.total,
                     warn_after_s=order.warn_after_s,
                     lost_after_s=order.lost_after_s,
-                    start_s=time.monotonic() if crew.services else math.inf,
+                    start_s=time.monotonic() if launchers.services else math.inf,
                     have_devices=lambda: self._have_devices(start.total),
                 )
                 what = "process {} of " + str(start.total)
                 self._start_processes(start)
                 self._post(start)
-            elif not self._interrupted and not crew.trouble and not self._trouble:
+            elif not self._interrupted and not launchers.problem and not self._problem:
                 self._lose_services(late_words(_START_S), is_from_outside=False)
         except OSError as error:
-            number = self._processes.first + len(self._processes.all)
-            self._trouble = f"{what.format(number)} could not be started: {error}"
-            self._begin_aftermath()
+            index = self._processes.first + len(self._processes.all)
+            self._problem = f"{what.format(index)} could not be started: {error}"
+            self._begin_failure_grace()
             self._kill()
 
     def _post(self, start: JobStart) -> None:
         """Write the job's address where observers look for it; the job does not depend on it."""
-        if not self._crew.services:
+        if not self._launchers.services:
             return
         folder = self._order.log_dir
         try:
@@ -191,7 +193,7 @@ class Job:
                 folder,
                 start.addresses,
                 start.token,
-                services=self._crew.services.named_pids,
+                services=self._launchers.services.named_pids,
                 processes=[process.popen.pid for process in self._processes.all],
             )
         except OSError as error:
@@ -241,8 +243,8 @@ class Job:
                 loop=self._loop,
                 shown=shown,
                 log=log,
-                record=record,
-                stdin=has_input(index, start, order.stdin),
+                record_file=record,
+                has_stdin=has_input(index, start, order.stdin),
                 is_python=order.is_python,
             )
 
@@ -257,7 +259,7 @@ class Job:
         files = [self._progress_file(process.index) for process in self._processes.all]
         return len(files) == total and all(map(progress_file.has_devices, files))
 
-    def _take_reached(self) -> list[Reached]:
+    def _take_progress(self) -> list[StepProgress]:
         """Return how far each process of this host has come, and remove the files."""
         return [
             progress_file.take(self._progress_file(process.index))
@@ -274,9 +276,9 @@ class Job:
             end_s = min(until_s, self._killed_s + _UNKILLABLE_S)
             if time.monotonic() >= end_s:
                 return
-            self._turn_crew()
+            self._turn_launchers()
             look_s = self._look()  # may set a deadline
-            next_s = min(look_s, self._crew.next_s)
+            next_s = min(look_s, self._launchers.next_s)
             deadlines = (end_s, self._terminate_at_s, self._kill_at_s, next_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
@@ -288,14 +290,14 @@ class Job:
             if time.monotonic() >= self._kill_at_s:
                 self._kill()
 
-    def _turn_crew(self) -> None:
+    def _turn_launchers(self) -> None:
         """Let the launchers of all nodes go on, and take what others report."""
-        lines = self._crew.turn()
+        lines = self._launchers.turn()
         if lines:
             self._print(*lines)
-        if self._crew.has_failure and self._processes.alive and not self._is_ending:
-            self._begin_aftermath()
-        for passed in self._crew.take_signals():
+        if self._launchers.has_failure and self._processes.alive and not self._is_ending:
+            self._begin_failure_grace()
+        for passed in self._launchers.take_signals():
             self._take_signal(passed)
 
     def _look(self) -> float:
@@ -305,31 +307,31 @@ class Job:
         if alive and is_unsent and all(process.is_lost for process in alive):
             if not self._spares_a_save():
                 self._terminate_at_s = 0.0  # none is left that could end by itself
-        if self._is_ending or self._outliving is None:
+        if self._is_ending or self._straggler_watch is None:
             return self._look_at_services()
-        lost_service = self._crew.news.lost_service
+        lost_service = self._launchers.news.lost_service
         if alive and lost_service:
-            self._trouble = self._trouble or lost_service
-            self._begin_aftermath()
-        lost, lines, due_s = self._outliving.look(time.monotonic())
+            self._problem = self._problem or lost_service
+            self._begin_failure_grace()
+        lost, lines, due_s = self._straggler_watch.look(time.monotonic())
         if lines:
             self._print(*lines)
         for process in lost:  # the others may go on without it
             process.is_lost = True
             # On a host of one process no other process could look.
-            gone, site = self._crew.news.gone[process.index], seen(process.popen.pid).site
+            gone, site = self._launchers.news.gone[process.index], seen(process.popen.pid).site
             if site and site not in gone.words:
                 self._print(f"process {process.index} is lost, in native code called at {site}")
         return 0.0 if lost else due_s
 
     def _look_at_services(self) -> float:
         """Check that the services are not stopped before they listen: nothing else tells."""
-        services, now_s = self._crew.services, time.monotonic()
-        if services is None or self._trouble or self._is_ending or self._crew.start:
+        services, now_s = self._launchers.services, time.monotonic()
+        if services is None or self._problem or self._is_ending or self._launchers.start:
             return math.inf
-        words = services.stopped_words(now_s, self._order.lost_after_s)
-        if words:
-            self._lose_services(words, is_from_outside=True)
+        reason = services.stopped_words(now_s, self._order.lost_after_s)
+        if reason:
+            self._lose_services(reason, is_from_outside=True)
         return now_s + _SERVICES_POLL_S
 
     def _reap(self) -> None:
@@ -345,20 +347,20 @@ class Job:
             self._note_end(pid, os.waitstatus_to_exitcode(status), peak_bytes)
 
     def _note_end(self, pid: int, code: int, peak_bytes: int) -> None:
-        services = self._crew.services
-        words = services.note_end(pid, code) if services else ""
-        if words and not self._processes.failed and not self._interrupted:
-            self._lose_services(words, is_from_outside=is_signal_from_outside(code))
+        services = self._launchers.services
+        reason = services.note_end(pid, code) if services else ""
+        if reason and not self._processes.failed and not self._interrupted:
+            self._lose_services(reason, is_from_outside=is_signal_from_outside(code))
         is_process = self._processes.note_end(pid, code, peak_bytes)
-        if words or (is_process and code not in (0, REQUEUE)):
-            self._begin_aftermath()
+        if reason or (is_process and code not in (0, REQUEUE)):
+            self._begin_failure_grace()
         if services and not is_process:
             services.news.note_end(pid, code, [process.index for process in self._processes.all])
 
-    def _lose_services(self, words: str, *, is_from_outside: bool) -> None:
+    def _lose_services(self, reason: str, *, is_from_outside: bool) -> None:
         """Record that the services of this attempt have failed: the job cannot go on."""
-        self._is_of_services |= not self._trouble
-        self._trouble = self._trouble or words
+        self._is_of_services |= not self._problem
+        self._problem = self._problem or reason
         self._is_service_killed |= is_from_outside
 
     # End.
@@ -369,19 +371,19 @@ class Job:
         when = min(self._terminate_at_s, self._kill_at_s, self._killed_s)
         return self._is_reaping or when < math.inf
 
-    def _begin_aftermath(self) -> None:
+    def _begin_failure_grace(self) -> None:
         """Schedule the end after the first failure; the other processes learn of it until then."""
         now_s, order = time.monotonic(), self._order
         if not self._has_reported:
             self._has_reported = True
-            self._crew.report_failure()
-            if self._crew.services and not (self._is_last or self._interrupted):
-                self._crew.services.start_next(self._early)
+            self._launchers.report_failure()
+            if self._launchers.services and not (self._is_last or self._interrupted):
+                self._launchers.services.start_next(self._early)
         if not self._is_ending:
-            self._terminate_at_s = now_s + self._aftermath_s
-            self._save_until_s = now_s + order.aftermath_s
+            self._terminate_at_s = now_s + self._failure_grace_s
+            self._save_until_s = now_s + order.failure_grace_s
         elif self._has_time:  # no longer
-            self._kill_at_s = min(self._kill_at_s, now_s + order.aftermath_s + order.grace_s)
+            self._kill_at_s = min(self._kill_at_s, now_s + order.failure_grace_s + order.grace_s)
         self._passed_on_s = math.inf
 
     def _spares_a_save(self) -> bool:
@@ -398,7 +400,7 @@ class Job:
 
         The sender of the SIGTERM has its own limit, and ends everything when it ends the launcher.
         """
-        if self._passed_on_s < math.inf and self._crew.news.has_notice:
+        if self._passed_on_s < math.inf and self._launchers.news.has_notice:
             self._kill_at_s = self._passed_on_s + self._order.leave_s
             self._passed_on_s = math.inf
             self._has_time = True
@@ -407,7 +409,7 @@ class Job:
                     f"they took it as a preemption notice, and have {self._order.leave_s:g} s "
                     "to save"
                 )
-                self._print(f"{reason} and end (SHOAL_LEAVE_S)")
+                self._print(f"{reason} and end (SHOAL_PREEMPTION_GRACE_S)")
 
     def _take_orders(self, data: bytes) -> None:
         if not data:
@@ -431,11 +433,11 @@ class Job:
         if number in _NOTICES:
             self._processes.send(number, groups=False)
         elif self._interrupts > 1:
-            self._crew.report_signal(signal.SIGKILL)
+            self._launchers.report_signal(signal.SIGKILL)
             self._kill()
         else:
             why = self._loop.broken if number == signal.SIGPIPE else number.name
-            self._crew.report_signal(number)
+            self._launchers.report_signal(number)
             self._pass_on(number, why)
 
     def _take_signal(self, passed: PassedSignal) -> None:
@@ -452,14 +454,14 @@ class Job:
             again = "; Ctrl-C again kills them now" if self._interrupts else ""
             self._print(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
         kill_at_s = self._kill_at_s
-        if number in _ENDINGS:
+        if number in _END_SIGNALS:
             self._limit_end()
             self._processes.ask(signal.SIGTERM)
         else:
             self._end(number if number in _FROM_TERMINAL else signal.SIGTERM)
-        if number in _ENDINGS and self._has_time:
+        if number in _END_SIGNALS and self._has_time:
             self._kill_at_s = kill_at_s  # said once more
-        elif number in _ENDINGS and not self._processes.failed:
+        elif number in _END_SIGNALS and not self._processes.failed:
             self._passed_on_s = time.monotonic()
         else:
             self._passed_on_s = math.inf
@@ -485,7 +487,7 @@ class Job:
         and save, until the end of the grace. Shoal, once joined, tells it of the failure.
         """
         self._end(signal.SIGTERM)
-        by_jax = self._crew.news.joined_by_jax
+        by_jax = self._launchers.news.joined_by_jax
         deaf = [
             process
             for process in self._processes.alive
@@ -503,7 +505,7 @@ class Job:
 
     def _leftovers(self) -> list[Relative]:
         """Return the descendants that do not belong to a service."""
-        services = self._crew.services.pids if self._crew.services else set()
+        services = self._launchers.services.pids if self._launchers.services else set()
         return descendants(os.getpid(), without=services | self._early.pids)
 
     def _end_leftovers(self) -> None:
@@ -519,13 +521,13 @@ class Job:
 
     def _wait_for_killed(self) -> None:
         """Wait for what SIGKILL has not ended yet, if a new attempt may follow."""
-        words = self._remaining_words()
+        remaining = self._remaining_words()
         has_failed = any(process.code != 0 for process in self._processes.all)
         restarts = self._order.restarts
         may_follow = not self._is_last or (restarts is not None and restarts.after_preemption)
-        if words and has_failed and may_follow and not self._interrupted:
+        if remaining and has_failed and may_follow and not self._interrupted:
             limit = f"a new attempt waits for that, {_REAPED_S:g} s at most"
-            self._print(f"SIGKILL has not ended {words} yet: {limit}")
+            self._print(f"SIGKILL has not ended {remaining} yet: {limit}")
             self._without_deadlines()
             self._is_reaping, until_s = True, time.monotonic() + _REAPED_S
             self._watch(
@@ -544,14 +546,17 @@ class Job:
         states = {pid: status.state for _, pid in rows if (status := status_of(pid))}
         return ", ".join(f"{who} {pid}, state {states.get(pid, '?')})" for who, pid in rows)
 
-    def _end_of_host(self) -> JobEnd:
+    def _end_of_host(self) -> JobExit:
         """Wait for the end of the other nodes; return how the job ended on this one."""
-        endings = [process.ending() for process in self._processes.all]
-        loaded = [progress_file.has_loaded(self._progress_file(one.process)) for one in endings]
-        each = self._take_reached()
-        endings = [
-            ending._replace(step=reached.step, ran_loaded=has_loaded and reached.ended < 0)
-            for ending, reached, has_loaded in zip(endings, each, loaded, strict=True)
+        exits = [process.process_exit() for process in self._processes.all]
+        loaded = [
+            progress_file.has_loaded(self._progress_file(process_exit.process))
+            for process_exit in exits
+        ]
+        each = self._take_progress()
+        exits = [
+            process_exit._replace(step=progress.step, ran_loaded=has_loaded and progress.ended < 0)
+            for process_exit, progress, has_loaded in zip(exits, each, loaded, strict=True)
         ]
         before, after = self._oom_kills, oom_kills()
         kills = None
@@ -562,42 +567,44 @@ class Job:
             "cgroup_peak_bytes": memory_peak(),
             "cgroup_limit_bytes": memory_limit(),
         }
-        endings = [
-            ending._replace(memory=dataclasses.replace(ending.memory or Memory(), **counted))
-            for ending in endings
+        exits = [
+            process_exit._replace(
+                memory=dataclasses.replace(process_exit.memory or Memory(), **counted)
+            )
+            for process_exit in exits
         ]
         if kills:
             self._is_service_killed = False  # it may have been killed for want of memory
-        reached = reached_together(each)
-        end = JobEnd(
-            endings,
+        progress = reached_together(each)
+        end = JobExit(
+            exits,
             self._start_s,
-            trouble=self._trouble,
+            problem=self._problem,
             interrupted=self._interrupted,
-            reached=reached,
+            progress=progress,
             is_of_services=self._is_of_services,
             is_service_killed=self._is_service_killed,
             remaining=self._remaining,
         )
-        self._crew.finish(end)
+        self._launchers.finish(end)
         self._without_deadlines()
-        self._watch(lambda: self._crew.is_waiting)
-        trouble = self._trouble or self._crew.trouble
-        return end._replace(trouble=trouble, interrupted=self._interrupted)
+        self._watch(lambda: self._launchers.is_waiting)
+        problem = self._problem or self._launchers.problem
+        return end._replace(problem=problem, interrupted=self._interrupted)
 
     def _close_logs(self) -> None:
-        services = self._crew.services
+        services = self._launchers.services
         for log in [*self._processes.logs, *(services.logs if services else ())]:
             log.close()
 
-    def _conclude(self, end: JobEnd) -> Conclusion:
+    def _conclude(self, end: JobExit) -> Conclusion:
         """Report how the job ended, unless it succeeded; return it."""
-        if self._crew.services:
+        if self._launchers.services:
             remove_job_file(self._order.log_dir)
         for log in self._processes.logs:
-            if log.trouble:
-                self._print(log.trouble)
-        conclusion = self._crew.conclude(end)
+            if log.problem:
+                self._print(log.problem)
+        conclusion = self._launchers.conclude(end)
         self._report(conclusion)
         return conclusion
 
@@ -628,16 +635,16 @@ class Job:
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
         if are_there:
-            words = write_failure(self._log_dir, failure)
-            if words:
-                self._print(words)
+            problem = write_failure(self._log_dir, failure)
+            if problem:
+                self._print(problem)
         logs = {process.index: process.log.path for process in self._processes.all}
         files = ReportFiles(logs, self._order.import_root, conclusion.reported_by)
         self._console.report(failure, files)
 
     def _good_words(self) -> list[str]:
         """Return the last line of a good run: for a person, as programs compare what is printed."""
-        start = self._crew.start
+        start = self._launchers.start
         if start is None or self._order.quiet or not self._console.err.terminal:
             return []
         duration = seconds(time.monotonic() - self._start_s)
@@ -645,7 +652,7 @@ class Job:
 
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
-        self._outliving = None
+        self._straggler_watch = None
 
     def _drain(self) -> None:
         """Read the last output; while its reader is slow, it has time."""
@@ -665,7 +672,7 @@ class Job:
         self._without_deadlines()
 
         def is_parting() -> bool:
-            return bool(self._loop.writes) or self._crew.is_waiting
+            return bool(self._loop.writes) or self._launchers.is_waiting
 
         self._watch(lambda: is_parting() and not self._interrupted)
         if self._interrupted:
@@ -674,5 +681,5 @@ class Job:
 
 def _without_files(cause: Cause) -> Cause:
     """Return a cause without what the files of its process would show: they were removed."""
-    words = tuple(line for line in cause.words if line != NOT_RECORDED)
-    return dataclasses.replace(cause, log="", words=words)
+    lines = tuple(line for line in cause.words if line != NOT_RECORDED)
+    return dataclasses.replace(cause, log="", words=lines)

@@ -52,8 +52,8 @@ def open_log_dir(
         try:
             path = os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
         except OSError as error:
-            words = f"no temporary directory for the logs ({error.strerror}); pass --log-dir"
-            raise UsageError(f"run: {words}") from None
+            problem = f"no temporary directory for the logs ({error.strerror}); pass --log-dir"
+            raise UsageError(f"run: {problem}") from None
         yield path
         return
     folder = local_path(folder, f"run: --log-dir {folder!r}")
@@ -174,7 +174,7 @@ def write_job_file(
       OSError: it cannot be written.
     """
     posted = {
-        "coordinator": addresses.meeting_place,
+        "coordinator": addresses.coordinator,
         "jax_service": addresses.jax_service,
         "token": token,
         "launcher": os.getppid(),

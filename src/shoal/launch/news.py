@@ -1,6 +1,6 @@
-"""News of the meeting place for the launcher: joined and lost processes, in order.
+"""News of the coordinator for the launcher: joined and lost processes, in order.
 
-The launcher learns of a failure twice: from the meeting place, in the order in which processes
+The launcher learns of a failure twice: from the coordinator, in the order in which processes
 failed, and when it reaps a child, in the order in which they exited. The first order determines
 which failure is the cause.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.exit.first_failure import Gone, whereabouts_of
+from shoal.runtime.exit.first_failure import Gone, last_call_of
 from shoal.runtime.failures.last_record import record_in
 from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.programs import Differences, differences_of
@@ -21,8 +21,8 @@ from shoal.runtime.rules.stopping import SAVED
 _BY = "shoal.initialize() or jax.distributed.initialize()"
 
 
-class KeeperNews(NamedTuple):
-    """The keeper of a host, between JAX's service and the host's JAX clients."""
+class HostAgentNews(NamedTuple):
+    """The host agent of a host, between JAX's service and the host's JAX clients."""
 
     pid: int
     host: str
@@ -38,7 +38,7 @@ class News:
         self.joined: set[int] = set()  # to shoal's job, or to JAX's
         self.joined_by_jax: set[int] = set()  # of these, to JAX's alone
         self.gone: dict[int, Gone] = {}
-        self.host_keepers: dict[str, KeeperNews] = {}
+        self.host_agents: dict[str, HostAgentNews] = {}
         self.stalled: Stall | None = None  # for which the job was ended
         self.programs = Differences()  # that only some had compiled, at the first failure
         self.lost_service = ""  # the lost service, and why
@@ -55,7 +55,7 @@ class News:
         """Take one line of news.
 
         Raises:
-          ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
+          ValueError, KeyError, TypeError: it is not a line of `coordinator.Coordinator`.
         """
         if not self.programs and "programs" in message:
             self.programs = differences_of(message["programs"])
@@ -63,9 +63,9 @@ class News:
             self.has_notice = bool(message["notice"])
             if self.has_notice and self.notice_s is None:
                 self.notice_s = time.monotonic()
-            words = str(message.get("words", ""))
+            reason = str(message.get("words", ""))
             self.has_saved = bool(message["saved"])
-            self.preempted = SAVED if self.has_saved else words
+            self.preempted = SAVED if self.has_saved else reason
             self.has_failed_save = bool(message.get("has_failed"))
         elif "joined" in message:
             self._join(int(message["joined"]), by_jax=bool(message.get("by_jax")))
@@ -79,10 +79,10 @@ class News:
         elif "keeper" in message:
             processes = tuple(map(int, message["processes"]))
             pid, host = int(message["pid"] or 0), str(message["host"])
-            self.host_keepers[message["keeper"]] = KeeperNews(pid, host, processes)
+            self.host_agents[message["keeper"]] = HostAgentNews(pid, host, processes)
         elif "keeper_gone" in message:
-            kept = self.host_keepers[message["keeper_gone"]]
-            self.host_keepers[message["keeper_gone"]] = kept._replace(gone_s=float(message["at_s"]))
+            kept = self.host_agents[message["keeper_gone"]]
+            self.host_agents[message["keeper_gone"]] = kept._replace(gone_s=float(message["at_s"]))
         else:
             self.lost_service = f"{message['service']} is lost ({message['words']})"
 
@@ -113,14 +113,14 @@ class News:
         )
 
     def note_end(self, pid: int, code: int, processes: Collection[int]) -> None:
-        """Note the end of a child; a keeper becomes one as soon as its parent has ended.
+        """Note the end of a child; a host agent becomes one as soon as its parent has ended.
 
         Args:
-          processes: of this host: a keeper of another one may have the same pid.
+          processes: of this host: a host agent of another host may have the same pid.
         """
-        for host, keeper in self.host_keepers.items():
-            if keeper.pid == pid and not set(processes).isdisjoint(keeper.processes):
-                self.host_keepers[host] = keeper._replace(code=code)
+        for host, host_agent in self.host_agents.items():
+            if host_agent.pid == pid and not set(processes).isdisjoint(host_agent.processes):
+                self.host_agents[host] = host_agent._replace(code=code)
 
     def _join(self, process: int, *, by_jax: bool) -> None:
         """Record a join; the process may have left, or failed to join, an earlier job."""
@@ -143,7 +143,7 @@ class News:
             at_s=float(message["at_s"]),
             is_dismissed=process in self._dismissed,
             follows=bool(message.get("follows")),
-            at=whereabouts_of(message.get("at")),
+            at=last_call_of(message.get("at")),
             is_missed=is_missed if knows_missed is None else bool(knows_missed),
             why=str(message.get("why", "")),
             record=record_in(str(message.get("end", ""))),

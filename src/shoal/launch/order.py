@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # which would import hashlib: a job on this host alone does w
 # Of node 0, all of which all hosts must reach: four in a row, so that a firewall can open them.
 #
 #     P      the launchers of all nodes
-#     P + 1  the meeting place
+#     P + 1  the coordinator
 #     P + 2  JAX's service
 #     P + 3  torch's store (MASTER_PORT), where the program starts it
 NUM_PORTS = 4
@@ -54,7 +54,7 @@ class JobOrder(NamedTuple):
     shown: frozenset[int] | None  # processes whose output is shown; None: all
     log_dir: str
     keeps_logs: bool  # always; else only if the job fails
-    aftermath_s: float  # from the first failure to SIGTERM for the others, at the last attempt
+    failure_grace_s: float  # from the first failure to SIGTERM for the others, at the last attempt
     grace_s: float  # from SIGTERM to SIGKILL
     prefix: bool = True  # prefix each line with its process
     leave_s: float = math.inf  # from a SIGTERM taken as a notice to SIGKILL
@@ -62,7 +62,7 @@ class JobOrder(NamedTuple):
     lost_after_s: float = math.inf  # how long a process may live without its connection
     nodes: NodesOrder | None = None  # None: a job on this host alone
     restarts: Restarts | None = None  # None: one attempt
-    between_s: float = math.inf  # like aftermath_s, if a new attempt follows and none saves
+    between_s: float = math.inf  # like failure_grace_s, if a new attempt follows and none saves
     stdin: int | None = None  # the process that reads standard input; None: the only one
     is_python: bool = True  # False: `command` is a program with its arguments
     quiet: bool = False  # print nothing at the end of a good run

@@ -110,27 +110,27 @@ class Bars:
         """Allow several rows, on a terminal of so many lines to which nothing else writes."""
         self._most = min(max(lines // 2, 1), _MOST_BARS)
 
-    def show(self, one: Display, row: bytes) -> bool:
+    def show(self, display: Display, row: bytes) -> bool:
         """Draw the row of a stream in place; return whether there is room for it."""
-        if one not in self._rows and len(self._rows) >= self._most:
+        if display not in self._rows and len(self._rows) >= self._most:
             return False
-        if self._outlet.open_by is one:  # it was not known as a bar
+        if self._outlet.open_by is display:  # it was not known as a bar
             self._outlet.put(b"\r" + _CLEAR_REST)
             self._outlet.open_by = None
-        if one not in self._rows or self._outlet.open_by is not None:
+        if display not in self._rows or self._outlet.open_by is not None:
             self._outlet.end_line()
-        self._rows[one] = row
+        self._rows[display] = row
         if self._are_drawn:
-            below = len(self._rows) - 1 - [*self._rows].index(one)
+            below = len(self._rows) - 1 - [*self._rows].index(display)
             self._outlet.put(_moved(below, b"A") + _drawn(row) + _moved(below, b"B"))
         self.draw()
         return True
 
-    def remove(self, one: Display) -> None:
+    def remove(self, display: Display) -> None:
         """Remove the row of a stream, if it has one."""
-        if one in self._rows:
+        if display in self._rows:
             self.erase()
-            del self._rows[one]
+            del self._rows[display]
 
     def erase(self) -> None:
         """Erase all rows, until `draw`."""
@@ -160,20 +160,20 @@ class Log:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.trouble = ""
+        self.problem = ""
         self.tail = b""  # the end of what the program wrote, for the report of a failure
         file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def write(self, data: bytes, *, is_of_program: bool = True) -> None:
-        """Append bytes; after the first failure do nothing and keep the reason in `trouble`."""
+        """Append bytes; after the first failure do nothing and keep the reason in `problem`."""
         if is_of_program:
             self.tail = (self.tail + data)[-_TAIL_BYTES:]
-        if not self.trouble:
+        if not self.problem:
             try:
                 self._file.write(data)
             except OSError as error:
-                self.trouble = f"{self.path} ends early: {error.strerror}"
+                self.problem = f"{self.path} ends early: {error.strerror}"
 
     def close(self) -> None:
         """Close the file."""
@@ -210,19 +210,19 @@ class LineStream:
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield what is between the marks, which set `_for_log`."""
         data, self._held = self._held + data, b""
-        while found := _MARK.search(data):
-            if found.start():
-                yield data[: found.start()]
-            data = data[found.end() :]
+        while match := _MARK.search(data):
+            if match.start():
+                yield data[: match.start()]
+            data = data[match.end() :]
             if self._display is not None:
                 self._display.end_line()
             self._log_unfinished()
-            self._for_log = max(0, self._for_log + (1 if found[0] == BEGIN else -1))
-        at = data.find(_ESCAPE, max(0, len(data) - _MARK_BYTES))
-        while at >= 0 and not any(mark.startswith(data[at:]) for mark in (BEGIN, END)):
-            at = data.find(_ESCAPE, at + 1)
-        if at >= 0:
-            data, self._held = data[:at], data[at:]
+            self._for_log = max(0, self._for_log + (1 if match[0] == BEGIN else -1))
+        start = data.find(_ESCAPE, max(0, len(data) - _MARK_BYTES))
+        while start >= 0 and not any(mark.startswith(data[start:]) for mark in (BEGIN, END)):
+            start = data.find(_ESCAPE, start + 1)
+        if start >= 0:
+            data, self._held = data[:start], data[start:]
         if data:
             yield data
 

@@ -1,4 +1,4 @@
-"""The child processes of one job: start, signal, record their end; those that outlive others."""
+"""The child processes of one job: start, signal, record their end; the stragglers among them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import Display, LineStream, Log
-from shoal.runtime.exit.first_failure import Ending
+from shoal.runtime.exit.first_failure import ProcessExit
 from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
 from shoal.runtime.failures.process_text import listed
@@ -30,14 +30,14 @@ class ChildProcess:
         index: int,
         popen: subprocess.Popen[bytes],
         log: Log,
-        record: str,
+        record_file: str,
         *,
-        stdin: bool = True,
+        has_stdin: bool = True,
         is_python: bool = True,
     ) -> None:
         self.index, self.popen, self.log = index, popen, log
-        self._stdin, self._is_python = stdin, is_python
-        self._record_file = record
+        self._has_stdin, self._is_python = has_stdin, is_python
+        self._record_file = record_file
         self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
         self.ended_s = math.inf
@@ -47,14 +47,14 @@ class ChildProcess:
         self.was_frozen = False  # when it was sent
         self.is_lost = False  # lost to the others while alive
 
-    def ending(self) -> Ending:
+    def process_exit(self) -> ProcessExit:
         """Return how it ended; one that SIGKILL has not ended counts as killed.
 
         Removes the files that it has written for the launcher.
         """
         # A command may start the process that joins the job.
         taken = take(self._record_file, self.popen.pid if self._is_python else None)
-        return Ending(
+        return ProcessExit(
             process=self.index,
             code=-signal.SIGKILL if self.code is None else self.code,
             failed_s=self._failed_s(taken.last),
@@ -71,7 +71,7 @@ class ChildProcess:
             crashed_at=take_fault(self._record_file),
             asked_s=self.asked_s,
             is_python=self._is_python,
-            has_input=self._stdin,
+            has_input=self._has_stdin,
         )
 
     def _failed_s(self, record: LastRecord | None) -> float | None:
@@ -119,8 +119,8 @@ class Processes:
         shown: Sequence[Display | None],
         log: Log,
         *,
-        record: str,
-        stdin: bool,
+        record_file: str,
+        has_stdin: bool,
         is_python: bool,
     ) -> None:
         """Start the next process.
@@ -128,13 +128,13 @@ class Processes:
         Args:
           command: the program and its arguments.
           shown: how stdout and stderr are shown; None: not shown.
-          record: the file in which it records how it failed.
-          stdin: whether it reads the launcher's standard input; if not, /dev/null.
+          record_file: the file in which it records how it failed.
+          has_stdin: whether it reads the launcher's standard input; if not, /dev/null.
           is_python: whether the command is `child`, which records how it ends.
         """
         popen = subprocess.Popen(
             command,
-            stdin=None if stdin else subprocess.DEVNULL,
+            stdin=None if has_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
@@ -142,7 +142,10 @@ class Processes:
         )
         out, err = (LineStream(display, log) for display in shown)
         index = self.first + len(self.all)
-        self.all.append(ChildProcess(index, popen, log, record, stdin=stdin, is_python=is_python))
+        process = ChildProcess(
+            index, popen, log, record_file, has_stdin=has_stdin, is_python=is_python
+        )
+        self.all.append(process)
         loop.listen_to(popen.stdout, out)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, err)  # type: ignore[arg-type] # the same
 
@@ -206,7 +209,7 @@ class Processes:
                     os.killpg(process.popen.pid, signal.SIGKILL)
 
 
-# ---- Processes that outlive others: lost to them, or merely slower.
+# ---- Stragglers, which outlive the other processes: lost to them, or merely slower.
 #
 # A process may rightly work longer than the others, or save after them: slow processes are never
 # ended. But a job must not wait silently, nor, once the others have ended, for a process that
@@ -227,13 +230,13 @@ class _Look(NamedTuple):
     due_s: float = math.inf
 
 
-class Outliving:
+class StragglerWatch:
     """Checks the processes that live while others are gone, or that are apart from the beginning.
 
     Args:
       num_processes: of the whole job, those of other hosts included.
       warn_after_s: after this long since the end of the others, the running ones are listed, once.
-      lost_after_s: how long a process may live after its connection to the meeting place ended; a
+      lost_after_s: how long a process may live after its connection to the coordinator ended; a
         process that is about to end closes it first.
       start_s: when the processes started; inf: another launcher reports that none has joined.
       have_devices: returns whether the devices of every process exist, after which none can join.
@@ -304,13 +307,13 @@ class Outliving:
         if now_s < self._apart_look_s or self._news.is_said_apart:
             return [], self._apart_look_s
         can_join = not self._have_devices()
-        words = self._news.apart_words(can_join=can_join)
+        line = self._news.apart_words(can_join=can_join)
         due_s = self._start_s + _APART_S
-        if not words or (now_s < due_s and can_join):
-            self._apart_look_s = min(due_s, now_s + _DEVICES_POLL_S) if words else math.inf
+        if not line or (now_s < due_s and can_join):
+            self._apart_look_s = min(due_s, now_s + _DEVICES_POLL_S) if line else math.inf
             return [], self._apart_look_s
         self._news.is_said_apart = True
-        return [words], math.inf
+        return [line], math.inf
 
     def _longer_lines(self, now_s: float) -> tuple[list[str], float]:
         """List the running processes, once, a while after at least half have ended."""
@@ -337,8 +340,11 @@ class Outliving:
         if is_stopped(process.popen.pid):
             return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` resumes it"
         if gone is not None:
-            words = {"left": "it has left the job", "failed": "it reported a failure to the others"}
-            return words.get(gone.state, f"the others have lost it ({gone.words})")
+            descriptions = {
+                "left": "it has left the job",
+                "failed": "it reported a failure to the others",
+            }
+            return descriptions.get(gone.state, f"the others have lost it ({gone.words})")
         if process.index not in self._news.joined:
             return "it has not joined the job"
         return "`shoal stacks` shows its stacks"

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.crew import Crew, Judge
 from shoal.launch.job import Job
+from shoal.launch.launchers import Judge, Launchers
 from shoal.launch.loop import Console
 from shoal.launch.order import JobOrder, Restarts
 from shoal.launch.services import EarlyServices
 from shoal.runtime.failures.facts import JobFailure
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import kill_all
-from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.system.progress_file import StepProgress
 
 MOST_IDLE = 3  # failures without progress between them
 
@@ -25,9 +25,9 @@ class RestartRules:
     """Judges the attempts of a job, in order.
 
     >>> rules = RestartRules(Restarts(1, False))
-    >>> rules.judge(Conclusion(1), Reached(step=4), 0).again
+    >>> rules.judge(Conclusion(1), StepProgress(step=4), 0).again
     True
-    >>> rules.judge(Conclusion(1), Reached(step=9), 1).again
+    >>> rules.judge(Conclusion(1), StepProgress(step=9), 1).again
     False
     """
 
@@ -37,7 +37,7 @@ class RestartRules:
         self.attempt = 0  # the number of the running one
         self._failures = 0
         self._idle = 0  # failures since the last progress
-        self._reached = Reached()
+        self._progress = StepProgress()
         # The cause and step of the program's latest failure, and the step that was saved by then.
         self._last = ("", -1, -1)
         self._is_alike = False  # the one before it was the same
@@ -53,22 +53,22 @@ class RestartRules:
         """The number of failures after which a new attempt may begin."""
         return 0 if self._restarts is None else self._restarts.most
 
-    def judge(self, conclusion: Conclusion, reached: Reached, attempt: int) -> Conclusion:
+    def judge(self, conclusion: Conclusion, progress: StepProgress, attempt: int) -> Conclusion:
         """Return how an attempt ended, with whether the next one begins, and why.
 
         Args:
           conclusion: if it already determines whether the next one begins, that stays.
-          reached: by any of its processes.
+          progress: by any of its processes.
           attempt: its number, counted by node 0: a launcher that joined later has seen fewer.
         """
-        if self._progresses(reached):
+        if self._progresses(progress):
             self._idle = 0
         elif _is_own(conclusion):
             self._idle += 1
-        self._reached = self._reached.joined(reached)
+        self._progress = self._progress.joined(progress)
         if _is_own(conclusion):
             # Of the process that failed: others may have gone further until they were ended.
-            failed = (conclusion.cause, conclusion.step, self._reached.saved)
+            failed = (conclusion.cause, conclusion.step, self._progress.saved)
             self._is_alike, self._last = bool(conclusion.cause) and failed == self._last, failed
         self._failures += conclusion.code != REQUEUE
         if conclusion.again is None:
@@ -76,24 +76,24 @@ class RestartRules:
             refusal = self._refusal(conclusion) if is_requested else ""
             lines = (*conclusion.lines, refusal) if refusal else conclusion.lines
             again = is_requested and not refusal
-            words = self._next_words(attempt + 1) if again else ""
-            if words and conclusion.suspicion:
-                words = f"{words}; without the compile cache: {conclusion.suspicion}"
-            conclusion = conclusion._replace(again=again, lines=lines, next_words=words)
+            next_words = self._next_words(attempt + 1) if again else ""
+            if next_words and conclusion.suspicion:
+                next_words = f"{next_words}; without the compile cache: {conclusion.suspicion}"
+            conclusion = conclusion._replace(again=again, lines=lines, next_words=next_words)
         if conclusion.failure is not None:
             conclusion = conclusion._replace(failure=self._numbered(conclusion.failure, attempt))
         self.attempt = attempt + bool(conclusion.again)
         return conclusion
 
-    def _progresses(self, reached: Reached) -> bool:
+    def _progresses(self, progress: StepProgress) -> bool:
         """Return whether an attempt has come further than all before it.
 
         What is saved counts. Until anything is, the steps that have ended do.
         """
-        earlier = self._reached
-        if max(earlier.saved, reached.saved) >= 0:
-            return reached.saved > earlier.saved
-        return reached.ended > earlier.ended
+        earlier = self._progress
+        if max(earlier.saved, progress.saved) >= 0:
+            return progress.saved > earlier.saved
+        return progress.ended > earlier.ended
 
     def _numbered(self, failure: JobFailure, attempt: int) -> JobFailure:
         """Return a failure with the number of its attempt, and whether it is the same again."""
@@ -134,16 +134,16 @@ class RestartRules:
             return f"No new attempt: two failed alike, {conclusion.cause} {when}."
         if self._idle < MOST_IDLE:
             return ""
-        words = f"No new attempt: a crash loop, {MOST_IDLE} failed"
-        if self._reached == Reached():
+        refusal = f"No new attempt: a crash loop, {MOST_IDLE} failed"
+        if self._progress == StepProgress():
             calls = "shoal.step, shoal.preempted, shoal.preemption.mark_saved"
-            return f"{words} and noted no step ({calls})."
-        return f"{words} without progress{self._after()}."
+            return f"{refusal} and noted no step ({calls})."
+        return f"{refusal} without progress{self._after()}."
 
     def _after(self) -> str:
         """Return the progress of the attempts, as text."""
-        rows = [("begun", self._reached.step), ("saved", self._reached.saved)]
-        known = [f"{name} {number}" for name, number in rows if number >= 0]
+        rows = [("begun", self._progress.step), ("saved", self._progress.saved)]
+        known = [f"{name} {step}" for name, step in rows if step >= 0]
         return f"; highest step {', '.join(known)}" if known else ""
 
 
@@ -169,26 +169,27 @@ def _is_own(conclusion: Conclusion) -> bool:
 
 _BETWEEN_S = 5.0  # for the rest of an attempt to end
 
-CrewOf = Callable[[JobOrder, int, Console, Judge], Crew]
+LaunchersOf = Callable[[JobOrder, int, Console, Judge], Launchers]
 
 
 class Attempts:
     """Runs a job, in a process of its own (`supervisor`), repeatedly if so ordered.
 
     Args:
-      crew_of: returns the launchers of an attempt, by its number: this one alone, or all nodes'.
+      launchers_of: returns the launchers of an attempt, by its number: this one alone, or those of
+        all nodes.
     """
 
-    def __init__(self, order: JobOrder, crew_of: CrewOf) -> None:
-        self._order, self._crew_of = order, crew_of
+    def __init__(self, order: JobOrder, launchers_of: LaunchersOf) -> None:
+        self._order, self._launchers_of = order, launchers_of
 
     def run(self, orders_fd: int) -> int:
         """Run the job to the end of its last attempt; return the exit code of that one."""
         order, console, rules = self._order, Console(), RestartRules(self._order.restarts)
         keeps_logs, early = order.keeps_logs, EarlyServices()
         while True:
-            crew = self._crew_of(order, rules.attempt, console, rules.judge)
-            job = Job(order, rules.attempt, console, crew, early, is_last=rules.is_last)
+            launchers = self._launchers_of(order, rules.attempt, console, rules.judge)
+            job = Job(order, rules.attempt, console, launchers, early, is_last=rules.is_last)
             began_s = time.time()
             conclusion = job.run(orders_fd)
             keeps_logs |= conclusion.has_failed

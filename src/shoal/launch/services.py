@@ -1,4 +1,4 @@
-"""The two services of a job: shoal's meeting place and JAX's coordination service.
+"""The two services of a job: shoal's coordinator and JAX's coordination service.
 
 Each is a process of its own, so that no process of the job is special: if any of them dies, the
 others still learn of it.
@@ -22,8 +22,8 @@ from shoal.launch.output import LineStream, Log
 from shoal.runtime.system import process_status
 from shoal.runtime.system.child_process import uninspected
 from shoal.runtime.system.service_commands import (
+    COORDINATOR,
     JAX_SERVICE,
-    MEETING_PLACE,
     WAITS,
     introduction,
     service_arguments,
@@ -33,7 +33,7 @@ from shoal.runtime.wire.sockets import bind_host, moved
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
-    ("coordinator", MEETING_PLACE, "--print-leaving", "--print-news"),
+    ("coordinator", COORDINATOR, "--print-leaving", "--print-news"),
     ("JAX service", JAX_SERVICE),
 )
 
@@ -164,16 +164,16 @@ class ServiceProcesses:
         Args:
           early: those that were started already, if they fit.
           host: by which other hosts reach this one; "": only this host does.
-          first_port: of the meeting place, and the next one is of JAX's service; 0: any free ones.
-          on_line: called with each line of the meeting place, after `news` has taken it.
+          first_port: of the coordinator; the next port is of JAX's service; 0: any free ports.
+          on_line: called with each line of the coordinator, after `news` has taken it.
         """
         self._all: list[ServiceProcess] = []
         self._closed = False
         self._host, self._on_line = host, on_line
         self._env, self._commands = env, list[tuple[str, ...]]()
         self.news = News(num_processes)
-        for number, (name, module, *more) in enumerate(_SERVICES):
-            bind, port = bind_host(host) if host else "", first_port and first_port + number
+        for index, (name, module, *more) in enumerate(_SERVICES):
+            bind, port = bind_host(host) if host else "", first_port and first_port + index
             arguments = service_arguments(num_processes, bind, port, job=job_name())
             # -P: a file of the user's cannot shadow a module of shoal's.
             python = (sys.executable, "-P", "-m", module)
@@ -203,7 +203,7 @@ class ServiceProcesses:
         self._on_line(line)
 
     def _introduce(self) -> None:
-        """Once both listen, connect JAX's service to the meeting place, which monitors it."""
+        """Once both listen, connect JAX's service to the coordinator, which monitors it."""
         addresses = self.addresses
         if addresses and not self._closed:
             stdin = self._all[1].popen.stdin
@@ -214,7 +214,7 @@ class ServiceProcesses:
 
     @property
     def addresses(self) -> list[str]:
-        """Their addresses, meeting place first; empty until both listen."""
+        """Their addresses, the coordinator's first; empty until both listen."""
         known = [service.address for service in self._all]
         if not all(known):
             return []

@@ -105,9 +105,9 @@ def _wait_for(supervisor: int) -> int:
     return shell_code(code)
 
 
-def _say(words: str) -> None:
+def _say(message: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be closed
-        print(f"shoal run: {words}", file=sys.stderr, flush=True)
+        print(f"shoal run: {message}", file=sys.stderr, flush=True)
 
 
 def _forward_signals(lifeline_fd: int) -> dict[int, Any]:

@@ -64,10 +64,10 @@ class Collective(NamedTuple):
         """Return the bytes received by each device [devices], counted as in `transfer.steps`."""
         size = self.group_size or num_devices
         if self.opcode == "collective-permute":
-            found = np.zeros(num_devices, np.int64)
+            received = np.zeros(num_devices, np.int64)
             known = [device for device in self.receivers if device < num_devices]
-            found[known] = self.result_bytes * self.times
-            return found
+            received[known] = self.result_bytes * self.times
+            return received
         others = {
             "all-gather": self.result_bytes // size * (size - 1),
             "all-to-all": self.result_bytes // size * (size - 1),
@@ -102,10 +102,10 @@ def collectives_of(hlo: str) -> tuple[Collective, ...]:
     blocks = _blocks(hlo)
     times = _times(blocks, trips_of(instructions_of(hlo)))
     return tuple(
-        _collective(found, line, times[name], name.startswith("all-reduce-scatter"))
+        _collective(match, line, times[name], name.startswith("all-reduce-scatter"))
         for name, (_, lines) in blocks.items()
         for line in lines
-        if times[name] and (found := _INSTRUCTION.match(line)) and not _is_going_on(line, lines)
+        if times[name] and (match := _INSTRUCTION.match(line)) and not _is_going_on(line, lines)
     )
 
 
@@ -124,7 +124,7 @@ def received_bytes_of(hlo: str, num_devices: int) -> int:
     """
     check_kind("received_bytes_of", hlo, str, "the text of a compiled program")
     num_devices = integer("received_bytes_of", "num_devices", num_devices, least=1)
-    each = [one.received_bytes(num_devices) for one in collectives_of(hlo)]
+    each = [collective.received_bytes(num_devices) for collective in collectives_of(hlo)]
     return int(sum(each, np.zeros(num_devices, np.int64)).max(initial=0))
 
 
@@ -133,19 +133,19 @@ Blocks = Mapping[str, tuple[bool, list[str]]]  # name → is it the entry, its l
 
 def _blocks(hlo: str) -> Blocks:
     """Return the computations of a program."""
-    found: dict[str, tuple[bool, list[str]]] = {}
+    blocks: dict[str, tuple[bool, list[str]]] = {}
     lines: list[str] | None = None
     for line in hlo.splitlines():
         if lines is None:
             head = _HEAD.match(line)
             if head:
                 lines = []
-                found[head[2]] = (head[1] is not None, lines)
+                blocks[head[2]] = (head[1] is not None, lines)
         elif line.startswith("}"):
             lines = None
         else:
             lines.append(line)
-    return found
+    return blocks
 
 
 def _times(blocks: Blocks, trips: Mapping[str, int]) -> dict[str, int]:
@@ -181,8 +181,8 @@ def _is_going_on(line: str, lines: list[str]) -> bool:
     return "chain_id=" in line and not any("AsyncCollectiveStart" in each for each in lines)
 
 
-def _collective(found: re.Match[str], line: str, times: int, is_scattered: bool) -> Collective:
-    name, shapes, opcode, is_start, rest = found.groups()
+def _collective(match: re.Match[str], line: str, times: int, is_scattered: bool) -> Collective:
+    name, shapes, opcode, is_start, rest = match.groups()
     parts = [_bytes(*each) for each in _TYPE.findall(shapes)]
     held = sum(parts)
     if is_start and opcode == "all-gather":  # (operands, results)
@@ -252,8 +252,8 @@ class Instruction(NamedTuple):
 
     def called(self, attribute: str) -> str:
         """Return the computation that an attribute such as `calls` or `body` names, or nothing."""
-        found = re.search(rf"\b{attribute}=%?([\w.-]+)", self.rest)
-        return found[1] if found else ""
+        match = re.search(rf"\b{attribute}=%?([\w.-]+)", self.rest)
+        return match[1] if match else ""
 
 
 def instructions_of(hlo: str) -> dict[str, Instruction]:
@@ -265,7 +265,7 @@ def instructions_of(hlo: str) -> dict[str, Instruction]:
     Returns:
       name → instruction; names are unique in a program.
     """
-    found: dict[str, Instruction] = {}
+    instructions: dict[str, Instruction] = {}
     computation = ""
     for line in hlo.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -273,10 +273,10 @@ def instructions_of(hlo: str) -> dict[str, Instruction]:
         elif match := _OPERATION.match(line):
             root, name, opcode, rest = match.groups()
             operands = tuple(_NAME.findall(rest.split(")")[0]))
-            found[name] = Instruction(
+            instructions[name] = Instruction(
                 computation, is_root=bool(root), opcode=opcode, operands=operands, rest=rest
             )
-    return found
+    return instructions
 
 
 # Def-use chains of a program's instructions, and their source locations.
@@ -312,15 +312,15 @@ class ProgramFlow(NamedTuple):
         seen, left = set(), [name]
         while left:
             here = left.pop()
-            for user, number in self.users.get(here, ()):
+            for user, place in self.users.get(here, ()):
                 opcode = self.opcodes[user]
-                if opcode == "dynamic-slice" and number == 0:
+                if opcode == "dynamic-slice" and place == 0:
                     return True
                 if user not in seen and opcode in _MOVED:
                     left.append(user)
-                elif user not in seen and number in self.bodies.get(user, {}):
+                elif user not in seen and place in self.bodies.get(user, {}):
                     left += [user] if self._is_copy(user) else []
-                    left.append(self.bodies[user][number])
+                    left.append(self.bodies[user][place])
                 seen.add(user)
         return False
 
@@ -338,17 +338,17 @@ def flow_of(hlo: str) -> ProgramFlow:
     parameters: dict[str, dict[int, str]] = {}
     fusions: dict[str, str] = {}
     instructions = instructions_of(hlo)
-    for name, one in instructions.items():
-        for number, operand in enumerate(one.operands):
-            users.setdefault(operand, []).append((name, number))
-        if one.opcode == "parameter":
-            parameters.setdefault(one.computation, {})[int(one.inside)] = name
-        called = one.called("calls")
+    for name, instruction in instructions.items():
+        for place, operand in enumerate(instruction.operands):
+            users.setdefault(operand, []).append((name, place))
+        if instruction.opcode == "parameter":
+            parameters.setdefault(instruction.computation, {})[int(instruction.inside)] = name
+        called = instruction.called("calls")
         if called:
             fusions[name] = called
     return ProgramFlow(
         {name: tuple(rows) for name, rows in users.items()},
-        {name: one.opcode for name, one in instructions.items()},
+        {name: instruction.opcode for name, instruction in instructions.items()},
         {name: parameters.get(body, {}) for name, body in fusions.items()},
     )
 
@@ -362,20 +362,20 @@ def frames_of(hlo: str) -> dict[int, tuple[SourceLine, ...]]:
     head = hlo.split("\n\n%", 1)[0]
     files, functions = (_names(head, title) for title in ("FileNames", "FunctionNames"))
     places = {
-        int(number): SourceLine(
+        int(location): SourceLine(
             files.get(int(file), "?"), int(line), functions.get(int(function), "?")
         )
-        for number, file, function, line in re.findall(
+        for location, file, function, line in re.findall(
             r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)", head, re.M
         )
     }
     parents = {
-        int(number): (int(place), int(parent))
-        for number, place, parent in re.findall(
+        int(frame): (int(place), int(parent))
+        for frame, place, parent in re.findall(
             r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}", head, re.M
         )
     }
-    return {number: tuple(_walk(number, parents, places)) for number in parents}
+    return {frame: tuple(_walk(frame, parents, places)) for frame in parents}
 
 
 def _names(head: str, title: str) -> dict[int, str]:
@@ -385,16 +385,16 @@ def _names(head: str, title: str) -> dict[int, str]:
 
 
 def _walk(
-    number: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, SourceLine]
+    frame: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, SourceLine]
 ) -> list[SourceLine]:
     """Follow the parents of a frame. XLA prints a parent's number plus one: 1 means no parent."""
-    found: list[SourceLine] = []
-    while number in parents:
-        place, parent = parents[number]
+    lines: list[SourceLine] = []
+    while frame in parents:
+        place, parent = parents[frame]
         if place in places:
-            found.append(places[place])
-        number = min(parent, number) - 1  # a parent is printed before its children
-    return found
+            lines.append(places[place])
+        frame = min(parent, frame) - 1  # a parent is printed before its children
+    return lines
 
 
 # Infer trip counts of a compiled program's loops where XLA does not print them, as on TPUs.
@@ -438,12 +438,12 @@ class _Loops:
     def __init__(self, instructions: Mapping[str, Instruction]) -> None:
         self.instructions = instructions
         self.roots = {each.computation: each for each in instructions.values() if each.is_root}
-        found = [each for each in instructions.values() if each.opcode == "while"]
-        self.of_body = {each.called("body"): each for each in found}
+        loops = [each for each in instructions.values() if each.opcode == "while"]
+        self.of_body = {each.called("body"): each for each in loops}
 
     def trips(self) -> dict[str, int]:
-        found = {body: self._trips(loop) for body, loop in self.of_body.items()}
-        return {body: trips for body, trips in found.items() if trips is not None}
+        by_body = {body: self._trips(loop) for body, loop in self.of_body.items()}
+        return {body: trips for body, trips in by_body.items() if trips is not None}
 
     def _trips(self, loop: Instruction) -> int | None:
         test = self.roots.get(loop.called("condition"))
@@ -503,11 +503,11 @@ class _Loops:
         given = self.instructions.get(loop.operands[0])
         if given is None or given.opcode != "tuple":
             return None
-        number = self._sum(given.operands[element])
-        if number is None or number.element is None:
-            return None if number is None else number.constant
+        start = self._sum(given.operands[element])
+        if start is None or start.element is None:
+            return None if start is None else start.constant
         outer = self.of_body.get(loop.computation)
-        found = None if outer is None else self._progress(outer, number)
-        if found is None or found.step != 0:
+        progress = None if outer is None else self._progress(outer, start)
+        if progress is None or progress.step != 0:
             return None
-        return found.first
+        return progress.first

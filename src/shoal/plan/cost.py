@@ -175,8 +175,8 @@ def _cells(topology: Topology, mesh: Mesh, ids: IntArray) -> IntArray:
     """
     known = topology.device_ids.ravel()
     order = np.argsort(known, kind="stable")
-    at = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
-    cells = order[at]
+    positions = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
+    cells = order[positions]
     strange = np.unique(ids[known[cells] != ids])
     if strange.size:
         shown = ", ".join(map(str, strange[:8].tolist())) + (", …" if strange.size > 8 else "")
@@ -262,16 +262,16 @@ def _on_tori(
         if collective == "permute":
             stays = ~members.leaves[chosen]
             ahead = np.searchsorted(chosen, members.next[chosen[stays]])  # in the same slice
-            found = torus_cost.permute(
+            stages = torus_cost.permute(
                 grid, source=coords[stays], target=coords[ahead], link=link, num_bytes=num_bytes
             )
         else:
             groups = _clusters(members, chosen, coords)
             if collective == "all_to_all":
-                found = torus_cost.all_to_all(grid, groups, link, num_bytes / members.size)
+                stages = torus_cost.all_to_all(grid, groups, link, num_bytes / members.size)
             else:
-                found = torus_cost.gather(grid, groups, link, num_bytes, passes=PASSES[collective])
-        slowest = slowest.beside(found)
+                stages = torus_cost.gather(grid, groups, link, num_bytes, passes=PASSES[collective])
+        slowest = slowest.beside(stages)
     return slowest
 
 
@@ -282,8 +282,8 @@ def _grids(
     tori = topology.slices if isinstance(topology, Slices) else (topology,)
     begins = np.cumsum([0, *(torus.num_devices for torus in tori)])
     kinds: dict[tuple[tuple[int, ...], tuple[bool, ...], int], list[int]] = {}
-    for number, torus in enumerate(tori):
-        kinds.setdefault((torus.shape, torus.wrap, torus.cores), []).append(number)
+    for index, torus in enumerate(tori):
+        kinds.setdefault((torus.shape, torus.wrap, torus.cores), []).append(index)
     for (shape, wrap, cores), numbers in kinds.items():
         chosen = np.flatnonzero(np.isin(place, numbers))
         inner = cells[chosen] - begins[place[chosen]]

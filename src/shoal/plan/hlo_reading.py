@@ -48,9 +48,9 @@ def layout_of_text(text: str) -> Layout:
     """
     if not isinstance(text, str):
         raise UsageTypeError(f"layout_of_text: {text!r} must be a string")
-    one = re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text)
-    if one:
-        return Layout(Mesh({}, device_ids=[int(one[1])]))
+    single = re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text)
+    if single:
+        return Layout(Mesh({}, device_ids=[int(single[1])]))
     if text == "{replicated}":
         return Layout(Mesh({}))
     match = _TILED.fullmatch(text)
@@ -62,26 +62,26 @@ def layout_of_text(text: str) -> Layout:
         )
     tiles = _numbers(match["tiles"])
     dims = tiles[:-1] if match["whole"] else tiles
-    names = [f"dim{number}" for number in range(len(dims))]
+    names = [f"dim{dim}" for dim in range(len(dims))]
     mesh = _mesh(text, [*names, *(["replica"] if match["whole"] else [])], tiles, match)
     return Layout(
         mesh, *(name if size > 1 else None for name, size in zip(names, dims, strict=True))
     )
 
 
-def _mesh(text: str, names: list[str], sizes: list[int], found: re.Match[str]) -> Mesh:
-    ids = _ids(found)
+def _mesh(text: str, names: list[str], sizes: list[int], match: re.Match[str]) -> Mesh:
+    ids = _ids(match)
     if ids is None or ids.size != math.prod(sizes):
         raise UsageError(f"layout_of_text: {text[:200]!r}: the numbers of devices do not fit")
     return Mesh(list(zip(names, sizes, strict=True)), device_ids=ids)
 
 
-def _ids(found: re.Match[str]) -> NDArray[np.int64] | None:
+def _ids(match: re.Match[str]) -> NDArray[np.int64] | None:
     """Return the devices in tile order, or None if the numbers are invalid."""
-    if found["listed"]:
-        return np.array(_numbers(found["listed"]), dtype=np.int64)
-    shape = _numbers(found["iota"])
-    turn = _numbers(found["turn"]) if found["turn"] else list(range(len(shape)))
+    if match["listed"]:
+        return np.array(_numbers(match["listed"]), dtype=np.int64)
+    shape = _numbers(match["iota"])
+    turn = _numbers(match["turn"]) if match["turn"] else list(range(len(shape)))
     if len(shape) > _MOST_DIMS or sorted(turn) != list(range(len(shape))):
         return None
     if not 0 < math.prod(shape) <= _MOST_DEVICES:

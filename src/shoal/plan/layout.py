@@ -64,7 +64,7 @@ class Layout:
             spec: Any = dims[0]
             pending = dict.fromkeys(spec.unreduced, "sum")
             dims, partial = tuple(spec.partitions), {**pending, **(partial or {})}
-        split = tuple(_check_dim(number, dim, problems) for number, dim in enumerate(dims))
+        split = tuple(_check_dim(index, dim, problems) for index, dim in enumerate(dims))
         terms = _check_partial(partial, problems)
         _check_axes(mesh, split, terms, problems)
         if problems:
@@ -135,9 +135,9 @@ class Layout:
         Raises:
           UsageError: the layout has no such dim.
         """
-        number = integer("num_shards", "dim", dim)
+        index = integer("num_shards", "dim", dim)
         try:
-            axes = self._dims[number]
+            axes = self._dims[index]
         except IndexError:
             raise UsageError(f"num_shards({dim!r}): {self!r} has rank {self.rank}") from None
         return math.prod(self._mesh.axes[axis] for axis in axes)
@@ -169,9 +169,9 @@ class Layout:
           UsageError: it cannot; both ranks, or the sizes at fault, are named.
         """
         is_row = isinstance(shape, Iterable) and not isinstance(shape, Set)
-        found = tuple(map(as_integer, shape)) if is_row else (None,)
-        sizes = tuple(size for size in found if size is not None)
-        if len(sizes) < len(found):
+        given = tuple(map(as_integer, shape)) if is_row else (None,)
+        sizes = tuple(size for size in given if size is not None)
+        if len(sizes) < len(given):
             raise UsageTypeError(f"shape {shape!r} must be a sequence of integers")
         if len(sizes) != self.rank:
             hint = "; add None for each whole dim" if len(sizes) > self.rank else ""
@@ -207,12 +207,12 @@ class Layout:
         Raises:
           UsageError: the text is malformed (says where), or describes an invalid layout.
         """
-        words = Words(text, "Layout")
-        dims = _read_dims(words)
-        partial = _read_partial(words) if words.skip("|") else {}
-        words.expect("@")
-        mesh = Mesh(**mesh_text.read_mesh(words))
-        words.end()
+        tokens = Words(text, "Layout")
+        dims = _read_dims(tokens)
+        partial = _read_partial(tokens) if tokens.skip("|") else {}
+        tokens.expect("@")
+        mesh = Mesh(**mesh_text.read_mesh(tokens))
+        tokens.end()
         return cls(mesh, *dims, partial=partial)
 
     def __repr__(self) -> str:
@@ -268,7 +268,7 @@ def check_layout(operation: str, value: object) -> None:
     check_kind(operation, value, Layout, "a Layout")
 
 
-def _check_dim(number: int, dim: object, problems: list[str]) -> tuple[str, ...]:
+def _check_dim(index: int, dim: object, problems: list[str]) -> tuple[str, ...]:
     """Return the axes of a dim; report those of the wrong type and drop them."""
     if dim is None:
         return ()
@@ -276,13 +276,13 @@ def _check_dim(number: int, dim: object, problems: list[str]) -> tuple[str, ...]
     for axis in axes:
         if isinstance(axis, tuple):
             hint = "write one tuple of axis names"
-            problems.append(WrongType(f"dim {number}: {dim!r} nests tuples; {hint}"))
+            problems.append(WrongType(f"dim {index}: {dim!r} nests tuples; {hint}"))
         elif axis is None and isinstance(dim, tuple):
             each = ", ".join(map(repr, dim))
-            problems.append(WrongType(f"dim {number}: {dim!r}: write Layout(mesh, {each})"))
+            problems.append(WrongType(f"dim {index}: {dim!r}: write Layout(mesh, {each})"))
         elif not isinstance(axis, str):
             wanted = "an axis name" if isinstance(dim, tuple) else "None, an axis name or a tuple"
-            problems.append(WrongType(f"dim {number}: {axis!r} must be {wanted}"))
+            problems.append(WrongType(f"dim {index}: {axis!r} must be {wanted}"))
     return tuple(str.__str__(axis) for axis in axes if isinstance(axis, str))
 
 
@@ -311,9 +311,9 @@ def _check_axes(
 ) -> None:
     """Check that every axis is the mesh's and used once."""
     places: dict[str, list[str]] = {}
-    for number, dim in enumerate(dims):
+    for index, dim in enumerate(dims):
         for axis in dim:
-            places.setdefault(axis, []).append(f"dim {number}")
+            places.setdefault(axis, []).append(f"dim {index}")
     for axis in partial:
         places.setdefault(axis, []).append("partial")
     known = ", ".join(mesh.axis_names)
@@ -331,31 +331,31 @@ def _shown(dims: tuple[object, ...]) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-def _read_dims(words: Words) -> list[Dim]:
-    if words.skip("("):
-        words.expect(")")
+def _read_dims(tokens: Words) -> list[Dim]:
+    if tokens.skip("("):
+        tokens.expect(")")
         return []
     dims: list[Dim] = []
     while True:
-        if words.skip("-"):
+        if tokens.skip("-"):
             dims.append(None)
         else:
-            axes = [words.name()]
-            while words.skip("+"):
-                axes.append(words.name())
+            axes = [tokens.name()]
+            while tokens.skip("+"):
+                axes.append(tokens.name())
             dims.append(dim_of(axes))
-        if not words.skip(","):
+        if not tokens.skip(","):
             return dims
 
 
-def _read_partial(words: Words) -> dict[str, str]:
+def _read_partial(tokens: Words) -> dict[str, str]:
     partial: dict[str, str] = {}
     while True:
-        reduction = words.name()
-        words.expect("over")
-        axis = words.name()
+        reduction = tokens.name()
+        tokens.expect("over")
+        axis = tokens.name()
         if axis in partial:
-            raise words.error(f"axis {axis!r} occurs twice,")
+            raise tokens.error(f"axis {axis!r} occurs twice,")
         partial[axis] = reduction
-        if not words.skip(","):
+        if not tokens.skip(","):
             return partial

@@ -346,9 +346,9 @@ class Mesh:
         Raises:
           UsageError: the text is malformed (says where), or describes an invalid mesh.
         """
-        words = Words(text, "Mesh")
-        mesh = cls(**mesh_text.read_mesh(words))
-        words.end()
+        tokens = Words(text, "Mesh")
+        mesh = cls(**mesh_text.read_mesh(tokens))
+        tokens.end()
         return mesh
 
     def __repr__(self) -> str:

@@ -150,17 +150,19 @@ def _corrected(pattern: str, names: Collection[str]) -> str:
     """Return a pattern with each component that no name has replaced by the most similar one."""
     paths = [name.split("/") for name in [*names][:_MOST_COMPARED]]
     parts, is_anywhere = pattern.split("/"), False
-    for number, part in enumerate(parts):
+    for index, part in enumerate(parts):
         is_anywhere = is_anywhere or part == "**"
-        found = [path for path in paths if is_anywhere or len(path) > number]
-        here = {one for path in found for one in (path if is_anywhere else [path[number]])}
-        fitting = {one for one in here if part == "**" or matches(part, one)}
+        matching = [path for path in paths if is_anywhere or len(path) > index]
+        here = {
+            component for path in matching for component in (path if is_anywhere else [path[index]])
+        }
+        fitting = {component for component in here if part == "**" or matches(part, component)}
         if not fitting:
             chosen = closest(part, sorted(here))
             if chosen is None:
                 return ""
-            fitting, parts[number] = {chosen}, escaped(chosen)
-        paths = [path for path in found if is_anywhere or path[number] in fitting]
+            fitting, parts[index] = {chosen}, escaped(chosen)
+        paths = [path for path in matching if is_anywhere or path[index] in fitting]
     return "/".join(parts)
 
 

@@ -147,8 +147,8 @@ def _weights(
     for name, weight in weights.items():
         if name not in names:
             problems.append(f"weights: no axis {name!r}{nearest(str(name), names)}")
-        number = as_number(weight)
-        if number is None or not 0 <= number < _MOST_BYTES:
+        value = as_number(weight)
+        if value is None or not 0 <= value < _MOST_BYTES:
             problems.append(f"weights: {name}={weight!r} must be a number of bytes")
     if not problems and not any(weights.values()):
         problems.append(
@@ -251,7 +251,7 @@ def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, how: _How) -> I
     if isinstance(topology, Torus):
         if how.contiguous:
             return by_hosts(
-                topology, sizes, lambda one, own: torus_order.order(one, own, how.split)
+                topology, sizes, lambda torus, own: torus_order.order(torus, own, how.split)
             )
         return torus_order.order(topology, sizes, how.split, how.weights)
     if isinstance(topology, Slices):
@@ -286,14 +286,14 @@ def _in_rows(topology: Slices, sizes: Sizes, how: _How) -> IntArray:
     first = next((axis for axis, size in enumerate(sizes) if size > 1), 0)
     row = math.prod(sizes[first + 1 :])
     slices = list(topology.parts())
-    if any(one.num_devices % row for one in slices):
-        counts = ", ".join(str(one.num_devices) for one in slices)
+    if any(torus.num_devices % row for torus in slices):
+        counts = ", ".join(str(torus.num_devices) for torus in slices)
         raise UsageError(
             f"place: the slices of {topology.text} differ, so each must hold whole rows of the "
             f"first axis, {row} devices here; they hold {counts}"
         )
-    own = [(*sizes[:first], one.num_devices // row, *sizes[first + 1 :]) for one in slices]
-    ids = [_ours(one, part, None, how) for one, part in zip(slices, own, strict=True)]
+    own = [(*sizes[:first], torus.num_devices // row, *sizes[first + 1 :]) for torus in slices]
+    ids = [_ours(torus, part, None, how) for torus, part in zip(slices, own, strict=True)]
     return np.concatenate(ids, axis=first).reshape(sizes)
 
 
@@ -306,14 +306,14 @@ def prime_factors(number: int) -> list[int]:
     >>> prime_factors(12), prime_factors(1)
     ([2, 2, 3], [])
     """
-    found, prime = [], 2
+    factors, prime = [], 2
     while prime * prime <= number:
         if number % prime:
             prime += 1
         else:
-            found.append(prime)
+            factors.append(prime)
             number //= prime
-    return [*found, number] if number > 1 else found
+    return [*factors, number] if number > 1 else factors
 
 
 # Hop counts of a mesh's collectives on the wires of a topology.
@@ -360,12 +360,12 @@ def _cells(tori: list[Torus], ids: IntArray) -> tuple[IntArray, IntArray]:
     """Return the slice of each device [mesh shape] and its chip there [mesh shape, x y z]."""
     part = np.zeros(ids.shape, np.int64)
     coords = np.zeros((*ids.shape, 3), np.int64)
-    for number, torus in enumerate(tori):
+    for index, torus in enumerate(tori):
         order = np.argsort(torus.device_ids, axis=None)
         known = torus.device_ids.ravel()[order]
         place = np.searchsorted(known, ids).clip(max=known.size - 1)
         here = known[place] == ids
-        part[here] = number
+        part[here] = index
         chips = np.unravel_index(order[place[here]], torus.grid)[:-1]
         coords[here, : len(chips)] = np.stack(chips, axis=-1)
     return part, coords
@@ -373,10 +373,10 @@ def _cells(tori: list[Torus], ids: IntArray) -> tuple[IntArray, IntArray]:
 
 def _along(axis: int, tori: list[Torus], part: IntArray, coords: IntArray) -> Hops:
     links = np.abs(coords - np.roll(coords, -1, axis=axis))
-    for number, torus in enumerate(tori):
+    for index, torus in enumerate(tori):
         for dim, size in enumerate(torus.shape):
             if torus.wrap[dim]:
-                own = part == number
+                own = part == index
                 links[own, dim] = np.minimum(links[own, dim], size - links[own, dim])
     stays = part == np.roll(part, -1, axis=axis)
     hops = np.where(stays, links.sum(axis=-1), 0)
@@ -432,7 +432,7 @@ def in_boxes(topology: Topology, sizes: Sizes) -> IntArray:
     Raises:
       UsageError: the hosts have different numbers of devices.
     """
-    hosts = [one.device_ids.ravel() for one in granules(topology)]
+    hosts = [granule.device_ids.ravel() for granule in granules(topology)]
     if len({len(ids) for ids in hosts}) > 1:
         raise UsageError(f"place: the processes of {topology.text} differ in their devices")
     inner = max(_divided(sizes, len(hosts[0])), key=lambda row: row[::-1])

@@ -233,6 +233,6 @@ def _where(mesh: Mesh, process: int) -> str:
     """Return the positions of a process's devices in the mesh, as text."""
     rows = _positions(mesh)[process]
     coords = zip(*(axis.tolist() for axis in _coords(mesh, rows[:_MOST_SHOWN])), strict=True)
-    shown = ", ".join("(" + ", ".join(map(str, one)) + ")" for one in coords)
+    shown = ", ".join("(" + ", ".join(map(str, position)) + ")" for position in coords)
     more = ", …" if len(rows) > _MOST_SHOWN else ""
     return f" (its devices are at ({', '.join(mesh.axis_names)}) = {shown}{more})"

@@ -54,10 +54,10 @@ def row_holders(layout: Layout, dim: int = 0) -> RowHolders:
     along = Layout(layout.mesh, layout.dims[dim])
     box = owners(along, (shards,)).box
     processes = layout.mesh.processes.reshape(-1)
-    found: list[set[int]] = [set() for _ in range(shards)]
+    holders_of: list[set[int]] = [set() for _ in range(shards)]
     for shard, process in np.unique(np.stack([box, processes], axis=1), axis=0).tolist():
-        found[shard].add(process)
-    return RowHolders(tuple(tuple(sorted(holders)) for holders in found))
+        holders_of[shard].add(process)
+    return RowHolders(tuple(tuple(sorted(holders)) for holders in holders_of))
 
 
 def check_even_split(operation: str, layout: Layout, size: int, dim: int) -> None:

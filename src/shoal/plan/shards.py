@@ -245,12 +245,12 @@ def _shard_numbers(mesh: Mesh, axes: Sequence[str]) -> IntArray:
 
     x=2, y=3 and the dim ("y", "x"): number = y · 2 + x, so [[0, 2, 4], [1, 3, 5]].
     """
-    number = np.zeros((1,) * len(mesh.shape), dtype=np.int64)
+    numbers = np.zeros((1,) * len(mesh.shape), dtype=np.int64)
     for axis in axes:
-        size, place = mesh.axes[axis], mesh.axis_names.index(axis)
-        along = [size if at == place else 1 for at in range(len(mesh.shape))]
-        number = number * size + np.arange(size, dtype=np.int64).reshape(along)
-    return number
+        size, own_index = mesh.axes[axis], mesh.axis_names.index(axis)
+        along = [size if axis_index == own_index else 1 for axis_index in range(len(mesh.shape))]
+        numbers = numbers * size + np.arange(size, dtype=np.int64).reshape(along)
+    return numbers
 
 
 def _replicas(mesh: Mesh, splits: Sequence[Sequence[str]]) -> IntArray:

@@ -71,25 +71,25 @@ def parse(text: str) -> Topology:
     """
     if not isinstance(text, str):
         raise UsageTypeError(f"parse takes the text of a topology, not {text!r}; {_EXAMPLES}")
-    words = " ".join(text.split())
-    found = _FLAT.fullmatch(words)
-    if found:
-        return Flat(int(found[1]), found[2] or "cpu")
-    found = _HOSTS.fullmatch(words)
-    if found:
-        return Hosts(int(found[2]), int(found[3]), found[1], int(found[4]) if found[4] else None)
+    one_line = " ".join(text.split())
+    match = _FLAT.fullmatch(one_line)
+    if match:
+        return Flat(int(match[1]), match[2] or "cpu")
+    match = _HOSTS.fullmatch(one_line)
+    if match:
+        return Hosts(int(match[2]), int(match[3]), match[1], int(match[4]) if match[4] else None)
     slices: list[Torus] = []
     made: dict[str, Torus] = {}
-    for part in words.split(" + "):
+    for part in one_line.split(" + "):
         many = _SLICES.fullmatch(part)
-        one = many[1] if many else part
-        made[one] = made[one] if one in made else _torus(one, text)
-        slices += [made[one]] * (int(many[2]) if many else 1)
+        slice_text = many[1] if many else part
+        made[slice_text] = made[slice_text] if slice_text in made else _torus(slice_text, text)
+        slices += [made[slice_text]] * (int(many[2]) if many else 1)
     return slices[0] if len(slices) == 1 else Slices(tuple(slices))
 
 
-def _torus(words: str, text: str) -> Torus:
-    head, *options = words.split(" ")
+def _torus(part: str, text: str) -> Torus:
+    head, *options = part.split(" ")
     name, colon, sizes = head.partition(":")
     known = (*GENERATIONS, "torus", "gpu", "cpu", "flat")
     if not colon or name not in (*GENERATIONS, "torus") or not _SIZES.fullmatch(sizes):
@@ -168,14 +168,18 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
     """
     if not isinstance(devices, Iterable):
         raise UsageTypeError(f"from_devices: {devices!r} must be devices, or mappings of facts")
-    rows = [_device(one) for one in devices]
+    rows = [_device(device) for device in devices]
     problems = _problems(rows)
     raise_all("from_devices", problems)
     if rows[0].coords is None:
         return _without_coords(rows)
     tori = _boxes(rows)
     wholes = tori if within is None else _boxes(_around(rows, within))
-    parts = [_part(torus, wholes[number]) for number, torus in tori.items() if torus is not None]
+    parts = [
+        _part(torus, wholes[slice_index])
+        for slice_index, torus in tori.items()
+        if torus is not None
+    ]
     if len(parts) < len(tori):  # the links of a box with holes are unknown
         return _flat(rows)
     if len(parts) == 1:
@@ -184,42 +188,42 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
     return plain.numbered(plain.device_ids, plain.processes, [row.id for row in rows])
 
 
-def _device(one: Any) -> Device:
+def _device(device: Any) -> Device:
     """Read a JAX device, or a mapping of the same facts."""
-    if isinstance(one, Mapping):
+    if isinstance(device, Mapping):
         read = {"process": 0, "coords": None, "core": 0, "slice": 0, "kind": "", "platform": ""}
-        unknown = [name for name in one if name not in ("id", *read)]
+        unknown = [name for name in device if name not in ("id", *read)]
         if unknown:
             known = ("id", *read)
             raise UsageError(
                 f"from_devices: {unknown[0]!r} is not one of {', '.join(known)}"
                 f"{nearest(str(unknown[0]), known)}"
             )
-        if "id" not in one:
-            raise UsageError(f"from_devices: {dict(one)} has no id")
-        facts = read | {name: value for name, value in one.items() if value is not None}
+        if "id" not in device:
+            raise UsageError(f"from_devices: {dict(device)} has no id")
+        facts = read | {name: value for name, value in device.items() if value is not None}
     else:
         names = {"id": "id", "process": "process_index", "coords": "coords", "core": "core_on_chip",
                  "slice": "slice_index", "kind": "device_kind", "platform": "platform"}  # fmt: skip
-        facts = {ours: getattr(one, theirs, None) for ours, theirs in names.items()}
+        facts = {ours: getattr(device, theirs, None) for ours, theirs in names.items()}
         if facts["id"] is None:
             raise UsageTypeError(
-                f"from_devices: {one!r} is neither a device nor a mapping of its attributes"
+                f"from_devices: {device!r} is neither a device nor a mapping of its attributes"
             )
     coords = facts["coords"]
     platform = str(facts["platform"] or ("tpu" if coords is not None else "cpu"))
     try:
-        at = None if coords is None else tuple(map(operator.index, coords))
+        coordinates = None if coords is None else tuple(map(operator.index, coords))
         whole = [operator.index(facts[name] or 0) for name in ("id", "process", "core", "slice")]
     except TypeError:
         raise UsageTypeError(
-            f"from_devices: {one!r}: id, process, core, slice and coords must be whole numbers"
+            f"from_devices: {device!r}: id, process, core, slice and coords must be whole numbers"
         ) from None
-    number, process, core, part = whole
+    device_id, process, core, part = whole
     return Device(
-        id=number,
+        id=device_id,
         process=process,
-        coords=at,
+        coords=coordinates,
         core=core,
         slice=part,
         kind=str(facts["kind"] or ""),
@@ -255,7 +259,7 @@ def _problems(rows: Sequence[Device]) -> list[str]:
 
 def _around(rows: Sequence[Device], within: Iterable[Any]) -> list[Device]:
     """Read all devices of the slices, which must include the given ones."""
-    around = [_device(one) for one in within]
+    around = [_device(device) for device in within]
     strange = sorted({row.id for row in rows} - {row.id for row in around})
     problems = [f"devices {strange[:8]} are not in within"] if strange else []
     raise_all("from_devices", problems or [f"within: {what}" for what in _problems(around)])
@@ -267,7 +271,7 @@ def _boxes(rows: Sequence[Device]) -> dict[int, Torus | None]:
     slices: dict[int, list[Device]] = {}
     for row in rows:
         slices.setdefault(row.slice, []).append(row)
-    return {number: _box(slices[number]) for number in sorted(slices)}
+    return {slice_index: _box(slices[slice_index]) for slice_index in sorted(slices)}
 
 
 def _part(torus: Torus, whole: Torus | None) -> Torus:
@@ -276,7 +280,7 @@ def _part(torus: Torus, whole: Torus | None) -> Torus:
         return dataclasses.replace(torus, wrap=(False,) * len(torus.shape))
     begin = torus.origin or (0,) * len(torus.shape)
     dims = zip(whole.wrap, torus.shape, whole.shape, begin, strict=False)
-    wrap = tuple(wraps and own == all_ and not at for wraps, own, all_, at in dims)
+    wrap = tuple(wraps and own == all_ and not start for wraps, own, all_, start in dims)
     return dataclasses.replace(torus, wrap=wrap)
 
 
@@ -392,6 +396,6 @@ def from_json(values: Mapping[str, Any]) -> Topology:
     if isinstance(topology, Torus):
         topology = dataclasses.replace(topology, **facts)
     elif isinstance(topology, Slices) and facts:
-        made = {one: dataclasses.replace(one, **facts) for one in {*topology.slices}}
-        topology = Slices(tuple(made[one] for one in topology.slices))
+        made = {torus: dataclasses.replace(torus, **facts) for torus in {*topology.slices}}
+        topology = Slices(tuple(made[torus] for torus in topology.slices))
     return topology.numbered(*(values.get(name) for name in known[1:4]))

@@ -136,15 +136,15 @@ class _OrderSearch:
             return
         place = len(nest) - len(inner) - 1
         axis, outer = nest[place], tuple(self._sizes[a] for a in nest[:place])
-        found = []
+        candidates = []
         for share in _shares(left, self._sizes[axis], self._split):
             rest = tuple(size // part for size, part in zip(left, share, strict=True))
             if self._split or _fits(rest, outer):
                 taken = (share, *inner)
                 sides = _sides(taken, 0, self._grid, self._wraps)
                 own = _seconds(sides, self._link, self._weights[axis], self._grid[-1])
-                found.append((seconds + own, taken, rest))
-        for total, taken, rest in sorted(found):
+                candidates.append((seconds + own, taken, rest))
+        for total, taken, rest in sorted(candidates):
             if total <= self._least[0] * (1 + 1e-9):  # equally fast ones may have shorter hops
                 self.grow(nest, taken, rest, total)
 
@@ -153,9 +153,9 @@ class _OrderSearch:
             shortest_hops(_sides(taken, nest.index(axis), self._grid, self._wraps))
             for axis in reversed(range(len(nest)))
         ]
-        found = (float(f"{seconds:.9g}"), hops)
-        if found < self._least:
-            self._least, self.nest, self.taken = found, nest, taken
+        cost = (float(f"{seconds:.9g}"), hops)
+        if cost < self._least:
+            self._least, self.nest, self.taken = cost, nest, taken
 
 
 @lru_cache(maxsize=4096)

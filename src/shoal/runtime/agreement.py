@@ -1,7 +1,7 @@
 """Check that all processes make the same call before any of them proceeds.
 
 Everything that must be equal besides the operation and its name (the call site, the options, the
-tree, shapes, dtypes) makes up the *fingerprint*. The meeting place compares it in the round trip
+tree, shapes, dtypes) makes up the *fingerprint*. The coordinator compares it in the round trip
 that carries the payloads, so no payload reaches any process if one of them differs.
 
 A long specification is sent as a digest. If digests differ, the processes that received that answer
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from shoal.errors import DivergenceError
 from shoal.hashing import call_digest
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import HiddenDifference
-from shoal.runtime.client.trail_search import find_together, key_of
+from shoal.runtime.client.record_search import find_together, key_of
 from shoal.runtime.rules.first_difference import Meet, find_line
 from shoal.runtime.rules.point import Fingerprint, Point
 
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 
 def agree(
-    coordinator: Coordinator,
+    client: JobClient,
     call: Call,
     payload: bytes = b"",
     *,
@@ -49,7 +49,7 @@ def agree(
     """Meet where all processes make the same `call`; return each process's payload.
 
     Raises, on all that arrived or on none:
-      DivergenceError: the calls differ; says what differs first. Otherwise as `Coordinator.arrive`.
+      DivergenceError: the calls differ; says what differs first. Otherwise as `JobClient.arrive`.
     """
     point = Point(
         name=call.name or call.operation,
@@ -61,11 +61,11 @@ def agree(
     )
     deadline = time.monotonic() + timeout_s
     try:
-        return coordinator.arrive(point, payload, timeout_s=timeout_s)
+        return client.arrive(point, payload, timeout_s=timeout_s)
     except HiddenDifference as error:
         known = error
     left_s = min(deadline - time.monotonic(), _SEARCH_S)
-    raise _explained(coordinator, call, point, known, left_s)
+    raise _explained(client, call, point, known, left_s)
 
 
 def fingerprint_of(call: Call) -> Fingerprint:
@@ -87,7 +87,7 @@ _of_long = lru_cache(maxsize=4)(_computed)
 
 
 def _explained(
-    coordinator: Coordinator, call: Call, point: Point, known: HiddenDifference, limit_s: float
+    client: JobClient, call: Call, point: Point, known: HiddenDifference, limit_s: float
 ) -> DivergenceError:
     """Return the error with the first line that differs, or without it if it cannot be found.
 
@@ -95,15 +95,15 @@ def _explained(
     """
 
     def search(meet: Meet, representatives: Sequence[int]) -> dict[str, str] | None:
-        mine = call.spec if coordinator.process in representatives else None
-        found = find_line(meet, mine, representatives)
-        return None if found is None else {str(p): line for p, line in found[1].items()}
+        mine = call.spec if client.process in representatives else None
+        difference = find_line(meet, mine, representatives)
+        return None if difference is None else {str(p): line for p, line in difference[1].items()}
 
     lane = f"{point.lane}: the first difference"
     here = Point(point.name, lane=lane, operation=point.operation, site=call.site)
     key = key_of(known.calls)
-    found = find_together(coordinator, point, here, known.calls, search, key=key, limit_s=limit_s)
-    lines = found if isinstance(found, dict) else {}
+    result = find_together(client, point, here, known.calls, search, key=key, limit_s=limit_s)
+    lines = result if isinstance(result, dict) else {}
     group = [process for side in known.calls for process in side.processes]
     shown = {p: lines[str(p)] for p in group if isinstance(lines.get(str(p)), str)}
     return known.explained(shown)

@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from shoal import settings
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 
 @collective("processes")
-@verb
-@one_call("barrier")
+@uses_client
+@collective_scope("barrier")
 def barrier(
-    coordinator: Coordinator,
+    client: JobClient,
     name: str,
     *,
     processes: Iterable[int] | None = None,
@@ -73,7 +73,7 @@ def barrier(
     point = Point(name, group=group, lane=lane, operation="barrier", site=callsite())
     has_faults = fault_points.VARIABLE in os.environ  # one lookup: a hundredth of a barrier
     if has_faults:
-        fault_points.reach("barrier.before_arrive", coordinator.process)
-    coordinator.arrive(point, timeout_s=timeout_s)
+        fault_points.reach("barrier.before_arrive", client.process)
+    client.arrive(point, timeout_s=timeout_s)
     if has_faults:
-        fault_points.reach("barrier.after_arrive", coordinator.process)
+        fault_points.reach("barrier.after_arrive", client.process)

@@ -110,8 +110,8 @@ def aws(url: str = _AWS) -> Ask:
             if error.code == 401:  # the next query gets a new token
                 token = ("", 0.0)
             raise
-        at = datetime.fromisoformat(action["time"])
-        return f"spot instance: {action['action']} at {action['time']}", _seconds_until(at)
+        when = datetime.fromisoformat(action["time"])
+        return f"spot instance: {action['action']} at {action['time']}", _seconds_until(when)
 
     return Ask("aws", ask)
 
@@ -171,8 +171,8 @@ def _text(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
         return str(answer.read(_MOST_BYTES).decode(errors="replace").strip())
 
 
-def _seconds_until(at: datetime) -> float:
+def _seconds_until(when: datetime) -> float:
     """Return the seconds until then, by this machine's clock, which its cloud sets."""
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return max(0.0, (at - datetime.now(UTC)).total_seconds())
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - datetime.now(UTC)).total_seconds())

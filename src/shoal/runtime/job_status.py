@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.colour import local
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.failures.comparison import process_label
 from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.rules.point import Member, without_age
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 SLOW = 1.5  # a compute time above this multiple of the median is slow
 
@@ -68,8 +68,8 @@ class JobStatus(NamedTuple):
         alike: dict[object, list[Member]] = {}
         for member in self.members:
             is_slow = bool(own_s and member.own_s and member.own_s >= SLOW * own_s)
-            words = member.place, member.is_waiting, _last_line(without_age(member)[0])
-            alike.setdefault((member.state, member.step, words, is_slow), []).append(member)
+            last_seen = member.place, member.is_waiting, _last_line(without_age(member)[0])
+            alike.setdefault((member.state, member.step, last_seen, is_slow), []).append(member)
         groups = sorted(alike.values(), key=lambda group: (len(group), group[0].process))
         programs = (f"  {line}" for line in self.programs)
         return "\n".join([head, *(self._line(group, own_s) for group in groups), *programs])
@@ -80,8 +80,8 @@ class JobStatus(NamedTuple):
         where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
         most = "up to " if len(group) > 1 else ""
         first = max(group, key=lambda member: member.since_s)
-        words, ending = without_age(first)
-        text = _last_line(words) + ending.format(f"{most}{first.since_s:.1f}")
+        last_words, ending = without_age(first)
+        text = _last_line(last_words) + ending.format(f"{most}{first.since_s:.1f}")
         label = process_label([member.process for member in group])
         line = f"  {label} ({where}): {group[0].state}: {text}"
         slowest_s = max((m.own_s for m in group if m.own_s is not None), default=None)
@@ -93,13 +93,13 @@ class JobStatus(NamedTuple):
         return line
 
 
-def _last_line(words: str) -> str:
-    return (words.strip().splitlines() or [""])[-1]
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
 @local
-@verb
-def job_status(coordinator: Coordinator, *, timeout_s: float | None = None) -> JobStatus:
+@uses_client
+def job_status(client: JobClient, *, timeout_s: float | None = None) -> JobStatus:
     """Return the state, step, call site, pace and memory of every process.
 
     Local.
@@ -120,5 +120,5 @@ def job_status(coordinator: Coordinator, *, timeout_s: float | None = None) -> J
     ['here']
     """
     timeout_s = settings.timeout("job_status", timeout_s, "SHOAL_TIMEOUT_S")
-    known = coordinator.job_state(timeout_s=timeout_s)
+    known = client.job_state(timeout_s=timeout_s)
     return JobStatus(tuple(known.members), tuple(program_lines(known.programs)))

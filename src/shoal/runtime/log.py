@@ -8,7 +8,7 @@ from shoal import settings
 from shoal.colour import local
 from shoal.errors import ShoalError
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.process import last_coordinator
+from shoal.runtime.process import last_client
 from shoal.runtime.startup.launchers import numbers_of
 
 
@@ -37,9 +37,9 @@ def log(*values: object) -> None:
     """
     if settings.number("SHOAL_QUIET") == 1:
         return
-    process, number = _process_and_step()
+    process, step = _process_and_step()
     if process == 0:
-        place = "" if number is None else f"step {number}: "
+        place = "" if step is None else f"step {step}: "
         # One write: `print` would write the end of the line by itself.
         print(f"{place}{' '.join(map(str, values))}\n", end="", flush=True)
 
@@ -47,7 +47,7 @@ def log(*values: object) -> None:
 def _process_and_step() -> tuple[int, int | None]:
     """Return the index of this process, and the innermost open step."""
     try:
-        here = last_coordinator()
+        here = last_client()
         return here.process, here.progress.outer
     except ShoalError:  # a member that has not joined its job yet
         attached = jax_runtime.attached()

@@ -65,18 +65,18 @@ class Sources:
     """The sources of this process. Each function has its own thread, so that none delays others."""
 
     def __init__(
-        self, give: Callable[[ReceivedNotice], bool], has_trouble: Callable[[], bool]
+        self, give: Callable[[ReceivedNotice], bool], has_losses: Callable[[], bool]
     ) -> None:
         """Create an empty set of sources.
 
-        `give` takes a notice, and returns whether it is new; `has_trouble` returns whether a
+        `give` takes a notice, and returns whether it is new; `has_losses` returns whether a
         process of the job is gone.
         """
         self.pid = os.getpid()
         self.is_set_up = False
         self._has_warned = False
         self._give = give
-        self._has_trouble = has_trouble
+        self._has_losses = has_losses
         self._signals: SignalWatch | None = None
         self._grace_s: dict[int, float | None] = {}
         self._is_closed = threading.Event()
@@ -93,11 +93,13 @@ class Sources:
     ) -> None:
         """Implement `preemption.watch`."""
         problems: list[str] = []
-        numbers = [_number(one, problems) for one in _listed("signals", signals, problems)]
-        paths = [_path(one, problems) for one in _listed("files", files, problems)]
+        numbers = [_number(source, problems) for source in _listed("signals", signals, problems)]
+        paths = [_path(source, problems) for source in _listed("files", files, problems)]
         functions = list(_listed("poll", poll, problems))
         problems += [
-            WrongType(f"poll: {one!r} cannot be called") for one in functions if not callable(one)
+            WrongType(f"poll: {source!r} cannot be called")
+            for source in functions
+            if not callable(source)
         ]
         every_s = seconds("every_s", every_s, problems, is_finite=True)
         if grace_s is not None:
@@ -118,9 +120,9 @@ class Sources:
         if numbers:
             self._signals = self._signals or SignalWatch(self._take)
             self._signals.watch(numbers)
-        for one in [*(FileNotice(path, grace_s) for path in paths), *functions]:
-            name = f"shoal notices: {_source_of(one)}"
-            arguments = (one, every_s)
+        for source in [*(FileNotice(path, grace_s) for path in paths), *functions]:
+            name = f"shoal notices: {_source_of(source)}"
+            arguments = (source, every_s)
             threading.Thread(target=self._poll, args=arguments, name=name, daemon=True).start()
 
     def watch_by_default(self) -> None:
@@ -165,7 +167,7 @@ class Sources:
     def _take(self, number: int) -> None:
         """Handle a signal."""
         watch = self._signals
-        if watch is not None and watch.ends(number) and self._has_trouble():
+        if watch is not None and watch.ends(number) and self._has_losses():
             os._exit(128 + number)  # as if unwatched, except that the exit status names no signal
         reason = signal.strsignal(number) or f"signal {number}"
         self._report(ReceivedNotice(reason, signal.Signals(number).name, self._grace_s.get(number)))

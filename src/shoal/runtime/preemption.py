@@ -14,10 +14,10 @@ from shoal.arguments import as_integer
 from shoal.colour import collective, local
 from shoal.errors import DeadlineError, StepAlreadyCommittedError, UsageError, UsageTypeError
 from shoal.runtime import process
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.client.outcomes import ThisProcess
-from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.client.record_search import raise_found
 from shoal.runtime.failures.process_text import listed
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.point import Point, group_of
@@ -33,24 +33,24 @@ from shoal.runtime.rules.stopping import (
 from shoal.runtime.startup.membership import wait_for_saves
 from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.progress_file import note_saved, note_turn
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 _LOG = logging.getLogger("shoal")
 _ASK_S = 2.0  # how long late processes may take to report
 _DAY_S = 86_400.0  # a longer wait would overflow a lock's timeout
 
 
-def _watching_coordinator() -> Coordinator:
-    """Return the coordinator of this process, which from now on is notified of SIGTERM."""
-    coordinator = process.coordinator()
+def _watching_client() -> JobClient:
+    """Return the job client of this process, which from now on is notified of SIGTERM."""
+    client = process.client()
     if not process.is_watching():
         process.sources().watch_by_default()
-    return coordinator
+    return client
 
 
 @collective("processes")
-@verb(of=_watching_coordinator)
-def preempted(coordinator: Coordinator, step: int, *, timeout_s: float | None = None) -> bool:
+@uses_client(of=_watching_client)
+def preempted(client: JobClient, step: int, *, timeout_s: float | None = None) -> bool:
     """Return whether to stop at this step: equal on all processes, from one agreed step on.
 
     Collective over processes.
@@ -87,38 +87,38 @@ def preempted(coordinator: Coordinator, step: int, *, timeout_s: float | None = 
     >>> step
     2
     """
-    stops = _stops_at(coordinator, step, timeout_s)
+    stops = _stops_at(client, step, timeout_s)
     if stops:
-        _send(coordinator, coordinator.stop.stop_at(int(step)))
+        _send(client, client.stop.stop_at(int(step)))
     return stops
 
 
-def _stops_at(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
+def _stops_at(client: JobClient, step: int, timeout_s: float | None) -> bool:
     """Return whether to stop at a step, without saying that this process does."""
     if type(step) is not int or step < 0:
         step = checked_step("preempted", step)
-    if coordinator.troubles.any():
-        coordinator.check(f"preempted({shown_step(step)}) ({callsite()})")
-    if coordinator.trails.found is not None:
-        raise_found(coordinator, f"preempted({shown_step(step)})", callsite())
+    if client.peer_losses.any():
+        client.check(f"preempted({shown_step(step)}) ({callsite()})")
+    if client.call_records.found is not None:
+        raise_found(client, f"preempted({shown_step(step)})", callsite())
     note_turn(step)  # at least the step before has ended: this one may be about to begin
-    coordinator.progress.turns += 1
-    stop = coordinator.stop
+    client.progress.turns += 1
+    stop = client.stop
     answer = stop.should_stop(step)
     if answer is False:  # nearly always
         return False
     if answer is None:
         caller = f"preempted({shown_step(step)})"
-        answer = _wait(coordinator, caller, lambda: stop.should_stop(step), timeout_s)
+        answer = _wait(client, caller, lambda: stop.should_stop(step), timeout_s)
     return answer
 
 
 def reached(step: int) -> bool:
     """Return what `preempted` returns, for a library: it does not stop the program by that."""
-    return _stops_at(_watching_coordinator(), step, None)
+    return _stops_at(_watching_client(), step, None)
 
 
-def stops_at_save(coordinator: Coordinator, caller: str, step: int) -> bool:
+def stops_at_save(client: JobClient, caller: str, step: int) -> bool:
     """Return whether the program stops at this save, or has stopped: equal on all processes.
 
     It is a question like `preempted`, which sends nothing and waits for nothing without a notice.
@@ -126,13 +126,13 @@ def stops_at_save(coordinator: Coordinator, caller: str, step: int) -> bool:
     Args:
       caller: the call that saves, for messages.
     """
-    answer = coordinator.stop.should_save(step)
+    answer = client.stop.should_save(step)
     if answer is not None:
         return answer
-    return _wait(coordinator, caller, lambda: coordinator.stop.should_save(step), None)
+    return _wait(client, caller, lambda: client.stop.should_save(step), None)
 
 
-def is_requested(coordinator: Coordinator, caller: str, step: int) -> bool:
+def is_requested(client: JobClient, caller: str, step: int) -> bool:
     """Return whether a save of this step answers `shoal save`: equal on all processes.
 
     Without a request it sends nothing and waits for nothing.
@@ -140,29 +140,29 @@ def is_requested(coordinator: Coordinator, caller: str, step: int) -> bool:
     Args:
       caller: the call that saves, for messages.
     """
-    saves = coordinator.stop.saves
+    saves = client.stop.saves
     answer = saves.is_due(step)
     if answer is not None:
         return answer
-    return _wait(coordinator, caller, lambda: saves.is_due(step), None)
+    return _wait(client, caller, lambda: saves.is_due(step), None)
 
 
 @contextlib.contextmanager
-def save_noted(coordinator: Coordinator, step: int) -> Iterator[None]:
+def save_noted(client: JobClient, step: int) -> Iterator[None]:
     """Record that a save begins in this block, and whether it fails there, for `shoal save`."""
-    coordinator.stop.saves.begin(step)
+    client.stop.saves.begin(step)
     try:
         yield
     except BaseException:
-        note_requested(coordinator, step, FAILED)
+        note_requested(client, step, FAILED)
         raise
 
 
-def note_requested(coordinator: Coordinator, step: int, state: str) -> None:
+def note_requested(client: JobClient, step: int, state: str) -> None:
     """Report what has become of a save, if it was requested: COMMITTED or FAILED."""
-    report = coordinator.stop.saves.end(step, state)
+    report = client.stop.saves.end(step, state)
     if report is not None:
-        coordinator.report_save(report)
+        client.report_save(report)
 
 
 @local
@@ -182,23 +182,23 @@ def notice() -> Notice | None:
     >>> notice() is None
     True
     """
-    return process.coordinator().stop.inform()
+    return process.client().stop.inform()
 
 
 def _clearing(
-    coordinator: Coordinator, *_: object, processes: tuple[int, ...] | None = None, **__: object
+    client: JobClient, *_: object, processes: tuple[int, ...] | None = None, **__: object
 ) -> tuple[int, ...] | None:
     """Return the processes that `clear` means."""
     if processes is not None:
         return processes
-    return coordinator.troubles.survivors(coordinator.num_processes)
+    return client.peer_losses.survivors(client.num_processes)
 
 
 @collective("processes")
-@verb
-@one_call("preemption.clear", among=_clearing)
+@uses_client
+@collective_scope("preemption.clear", among=_clearing)
 def clear(
-    coordinator: Coordinator,
+    client: JobClient,
     *,
     processes: Iterable[int] | None = None,
     timeout_s: float | None = None,
@@ -225,18 +225,18 @@ def clear(
     timeout_s = settings.timeout("preemption.clear()", timeout_s, "SHOAL_TIMEOUT_S")
     group = group_of(
         "preemption.clear",
-        _clearing(coordinator, processes=group_of("preemption.clear", processes)),
+        _clearing(client, processes=group_of("preemption.clear", processes)),
     )
     point = Point("preemption.clear", group, operation="preemption.clear", site=callsite())
-    known = b"%d" % coordinator.stop.known
-    met = coordinator.arrive(point, known, timeout_s=timeout_s)
+    known = b"%d" % client.stop.known
+    met = client.arrive(point, known, timeout_s=timeout_s)
     # All processes get the same numbers, so all close the same notices.
-    coordinator.report_stop(coordinator.stop.rearm(min(map(int, met.values()))))
+    client.report_stop(client.stop.rearm(min(map(int, met.values()))))
 
 
 @local
-@verb
-def mark_saved(coordinator: Coordinator, step: int | None = None) -> None:
+@uses_client
+def mark_saved(client: JobClient, step: int | None = None) -> None:
     """Declare that the program's state is safe on disk, so that the job may be requeued.
 
     Local.
@@ -254,49 +254,49 @@ def mark_saved(coordinator: Coordinator, step: int | None = None) -> None:
 
     >>> mark_saved(12)
     """
-    number = None if step is None else checked_step("preemption.mark_saved", step)
-    coordinator.stop.keep(None, coordinator.stop.number_of(number))
-    note_commit(coordinator, number)
+    saved_step = None if step is None else checked_step("preemption.mark_saved", step)
+    client.stop.keep(None, client.stop.number_of(saved_step))
+    note_commit(client, saved_step)
 
 
-def note_commit(coordinator: Coordinator, step: int | None) -> None:
+def note_commit(client: JobClient, step: int | None) -> None:
     """Record that something is saved."""
     if step is not None:
         note_saved(step)
-        coordinator.report("doing", f"saved step {shown_step(step)}")
-    _send(coordinator, coordinator.stop.save(step))
+        client.report("doing", f"saved step {shown_step(step)}")
+    _send(client, client.stop.save(step))
 
 
-def note_kept(coordinator: Coordinator, path: str, number: float) -> None:
+def note_kept(client: JobClient, path: str, number: float) -> None:
     """Record that a save of the program is committed: `number` is that of its call."""
-    _send(coordinator, coordinator.stop.keep(path, number))
+    _send(client, client.stop.keep(path, number))
 
 
-def note_failed(coordinator: Coordinator, path: str, number: float) -> None:
+def note_failed(client: JobClient, path: str, number: float) -> None:
     """Record that a save of the program failed: `number` is that of the call which raises it."""
-    _send(coordinator, coordinator.stop.fail(path, number))
+    _send(client, client.stop.fail(path, number))
 
 
 @contextlib.contextmanager
-def failure_noted(coordinator: Coordinator, path: str, step: object) -> Iterator[float]:
+def failure_noted(client: JobClient, path: str, step: object) -> Iterator[float]:
     """Record a failure of the save in this block; the value is the number of its call.
 
     The block begins before the arguments are checked: a save that is refused has failed, too.
     """
     index = as_integer(step)  # a save refuses a step that is no number
-    number = coordinator.stop.number_of(index)
+    number = client.stop.number_of(index)
     try:
         yield number
     except StepAlreadyCommittedError:  # what should be saved is
         raise
     except BaseException:
-        note_failed(coordinator, path, coordinator.stop.number_of(index))
+        note_failed(client, path, client.stop.number_of(index))
         raise
 
 
-def _send(coordinator: Coordinator, report: StopReport | None) -> None:
+def _send(client: JobClient, report: StopReport | None) -> None:
     if report is not None:
-        coordinator.report_stop(report)
+        client.report_stop(report)
 
 
 @local
@@ -325,18 +325,18 @@ def exit_code() -> int:
     >>> exit_code()
     0
     """
-    coordinator = process.last_coordinator()
-    if coordinator.stop.notice() is not None:
+    client = process.last_client()
+    if client.stop.notice() is not None:
         limit = ends_at(settings.seconds("SHOAL_TIMEOUT_S"))
-        wait_for_saves(coordinator, limit, "preemption.exit_code")
-        if coordinator.process == 0 and not settings.is_set("SHOAL_ATTEMPT"):
-            _explain(coordinator)  # else `shoal run` does, at the end of the job
-    return coordinator.stop.exit_code
+        wait_for_saves(client, limit, "preemption.exit_code")
+        if client.process == 0 and not settings.is_set("SHOAL_ATTEMPT"):
+            _explain(client)  # else `shoal run` does, at the end of the job
+    return client.stop.exit_code
 
 
-def _explain(coordinator: Coordinator) -> None:
+def _explain(client: JobClient) -> None:
     """Log what is lost, or why nothing is to be started again: once."""
-    stop = coordinator.stop
+    stop = client.stop
     stopped = stop.stopped
     if stop.verdict > 1:  # a save has failed
         line = SAVE_FAILED
@@ -389,7 +389,7 @@ def watch(
     >>> preempted(0)
     False
     """
-    process.coordinator()  # raises unless this process has joined its job
+    process.client()  # raises unless this process has joined its job
     process.sources().watch(signals, files, poll, every_s, grace_s)
 
 
@@ -403,13 +403,13 @@ def checked_step(name: str, step: object) -> int:
 
 
 def _wait(
-    coordinator: Coordinator,
+    client: JobClient,
     caller: str,
     ask: Callable[[], bool | None],
     timeout_s: float | None,
 ) -> bool:
     """Wait until all processes have reported their step; return the answer then."""
-    site, stop, progress = callsite(), coordinator.stop, coordinator.progress
+    site, stop, progress = callsite(), client.stop, client.progress
     call = f"{caller} ({line_of(site)})"
     timeout_s = settings.timeout(caller, timeout_s, "SHOAL_TIMEOUT_S")
     began = time.monotonic()
@@ -419,42 +419,42 @@ def _wait(
     try:
         while True:
             changes = stop.changes
-            coordinator.check(call)
+            client.check(call)
             answer = ask()
             if answer is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:
                 text = f"waited until its deadline ({timeout_s:g} s)"
-                raise _late(coordinator, f"{call} {text}", now - began)
+                raise _late(client, f"{call} {text}", now - began)
             if now >= warn_at:
                 warn_at = math.inf
                 text = f"{call} has waited {now - began:.1f} s"
-                _LOG.warning("%s", _late(coordinator, text, now - began))
+                _LOG.warning("%s", _late(client, text, now - began))
             stop.wait(changes, min(limit, warn_at, now + _DAY_S) - now)
     finally:
         progress.end_wait(point)
 
 
-def _late(coordinator: Coordinator, caller: str, waited_s: float) -> DeadlineError:
+def _late(client: JobClient, caller: str, waited_s: float) -> DeadlineError:
     """Return the error that names the processes that have not reported, if they can be found."""
     missing: tuple[int, ...] = ()
-    words: dict[int, str] = {}
-    me = ThisProcess(coordinator.process, coordinator.hosts)
+    last_words: dict[int, str] = {}
+    me = ThisProcess(client.process, client.hosts)
     try:
-        missing = coordinator.awaited(timeout_s=_ASK_S)
-        members = coordinator.members(timeout_s=_ASK_S) if missing else ()
-        words = {m.process: m.last_words for m in members if m.process in missing}
+        missing = client.awaited(timeout_s=_ASK_S)
+        members = client.members(timeout_s=_ASK_S) if missing else ()
+        last_words = {m.process: m.last_words for m in members if m.process in missing}
     except DeadlineError:
         pass
     who = listed(missing) if missing else "unknown processes"
     steps = "its step" if len(missing) == 1 else "their steps"
     lines = [f"{me}: {caller} for {who} to report {steps}"]
-    lines += [f"{me.name(process)}: {said}" for process, said in list(words.items())[:8]]
+    lines += [f"{me.name(process)}: {said}" for process, said in list(last_words.items())[:8]]
     return DeadlineError(
         "\n  ".join(lines),
         name="preempted",
         waited_s=waited_s,
         missing=missing,
-        last_words=words,
+        last_words=last_words,
     )

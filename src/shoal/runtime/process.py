@@ -1,7 +1,7 @@
 """Join the job, leave it, and identify this process.
 
-The only module with mutable state: the process record, from which `coordinator` serves the public
-functions of all floors. Everything below them takes its coordinator as an argument.
+The only module with mutable state: the process record, from which `client` serves the public
+functions of all floors. Everything below them takes its job client as an argument.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shoal import settings
 from shoal.arguments import check_flags, not_texts, seconds, shown
 from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, raise_all
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.over_tcp import TcpCoordinator
-from shoal.runtime.client.trail_search import raise_at_end
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.over_tcp import TcpJobClient
+from shoal.runtime.client.record_search import raise_at_end
 from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
@@ -29,9 +29,9 @@ from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.record_marks import Found
 from shoal.runtime.rules.stalls import idle_header
 from shoal.runtime.rules.stopping import ReceivedNotice
-from shoal.runtime.rules.trail_marks import Found
 from shoal.runtime.startup import membership, not_joined
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.launchers import JobPlace, ShownJob, decide, meets_at, shown_job
@@ -102,12 +102,12 @@ class _Record:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.guard: ExitGuard | None = None
-        self.joined: Coordinator | None = None  # since `initialize`, until `shutdown`
+        self.joined: JobClient | None = None  # since `initialize`, until `shutdown`
         self.initialized: Initialized | None = None  # the call by which it joined
         self.attempts = 0  # to join a job
-        self.alone: Coordinator | None = None  # before `initialize`
+        self.alone: JobClient | None = None  # before `initialize`
         self.sources: Sources | None = None  # of preemption notices
-        self.left: Coordinator | None = None  # the coordinator of the job it left last
+        self.left: JobClient | None = None  # the job client of the job it left last
         self.meshes = Meshes()  # of `make_mesh`
         self.start = DeviceStart()  # of the devices
         self.strict_dtypes: bool | None = None  # None: as the variable says
@@ -253,7 +253,7 @@ def initialize(
         check_flags("initialize", strict_dtypes=strict_dtypes)
         _RECORD.strict_dtypes = strict_dtypes
     if _RECORD.joined is not None and _RECORD.initialized is not None:
-        coordinator()  # raises in a fork, which is not a member
+        client()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
     joined, is_attached = _join(arguments, limits, _RECORD.guard)
@@ -290,10 +290,10 @@ class TimeLimits(NamedTuple):
             "initialization_timeout": initialization_timeout,
             "shutdown_timeout_seconds": leaving_s,
         }
-        found = {n: seconds(n, value, problems) for n, value in given.items() if value is not None}
+        limits = {n: seconds(n, value, problems) for n, value in given.items() if value is not None}
         raise_all("initialize", problems)
-        leaving = found.pop("shutdown_timeout_seconds", None)
-        joining = next(iter(found.values()), settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"))
+        leaving = limits.pop("shutdown_timeout_seconds", None)
+        joining = next(iter(limits.values()), settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"))
         return cls(ends_at(joining), leaving)
 
 
@@ -321,7 +321,7 @@ def has_strict_dtypes() -> bool:
 
 def _join(
     arguments: Arguments, limits: TimeLimits, guard: ExitGuard | None
-) -> tuple[Coordinator, bool]:
+) -> tuple[JobClient, bool]:
     """Let JAX see the devices, and become a member of the job; return whether JAX was before."""
     lines = [jax_runtime.check_version()]  # first: what follows uses JAX's private names
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
@@ -330,12 +330,12 @@ def _join(
     membership.check_in_time(cluster, is_attached=is_attached, has_left=has_left)
     jax_runtime.use_mutual_tls(cluster.mutual_tls)
     if not jax_runtime.backend_exists():
-        wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
-        lines.append(jax_runtime.configure_devices(*wishes))
+        options = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
+        lines.append(jax_runtime.configure_devices(*options))
     is_asked = arguments.compile_cache is not None
     since_s = settings.number("SHOAL_CACHE_SUSPECT_SINCE")
-    wish = cluster.compile_cache
-    lines.append(jax_runtime.keep_compiled(wish, is_asked=is_asked, suspect_since_s=since_s))
+    cache = cluster.compile_cache
+    lines.append(jax_runtime.keep_compiled(cache, is_asked=is_asked, suspect_since_s=since_s))
     for line in filter(None, lines):
         _LOG.log(_level(cluster.process), "%s", line)
     _RECORD.attempts += 1
@@ -362,7 +362,7 @@ def _join(
 
 
 def _watch(
-    joined: Coordinator, guard: ExitGuard | None, hang_timeout: HangTimeout, *, is_attached: bool
+    joined: JobClient, guard: ExitGuard | None, hang_timeout: HangTimeout, *, is_attached: bool
 ) -> None:
     """Report the end of this process from now on, and watch whether it hangs.
 
@@ -376,13 +376,13 @@ def _watch(
         guard.watch(
             joined,
             is_idle=device_work.is_idle,
-            work_until_now=device_work.until_now,
+            issued_work=device_work.issued_work,
             leave=_leave_at_exit,
             compare=_compare_at_end,
             parts_together=is_attached,
         )
     ends = guard is not None
-    if not isinstance(joined, TcpCoordinator):
+    if not isinstance(joined, TcpJobClient):
         watch_alone(joined, ends=ends)
         return
     shown = register_dump() if ends else None
@@ -495,8 +495,8 @@ def process_count() -> int:
     return _here().num_processes
 
 
-def coordinator() -> Coordinator:
-    """Return the coordinator of this process; before `initialize`, that of a one-process job.
+def client() -> JobClient:
+    """Return the job client of this process; before `initialize`, that of a one-process job.
 
     Raises:
       InitializeError: this process belongs to a job of several that it has not joined, has left
@@ -530,18 +530,18 @@ def has_joined() -> bool:
     return (_RECORD.joined or _RECORD.left) is not None
 
 
-def last_coordinator() -> Coordinator:
-    """Return `coordinator()`, or after `shutdown` that of the job that was left."""
+def last_client() -> JobClient:
+    """Return `client()`, or after `shutdown` that of the job that was left."""
     return (_RECORD.joined or _RECORD.left) or _alone()
 
 
-def _here() -> Coordinator:
-    """Return the coordinator of this process's current or last job."""
+def _here() -> JobClient:
+    """Return the job client of this process's current or last job."""
     if _RECORD.joined is None and _RECORD.left is not None:
-        left, found = _RECORD.left, jax_runtime.attached()
-        if found is not None and found[:2] != (left.process, left.num_processes):
+        left, attached = _RECORD.left, jax_runtime.attached()
+        if attached is not None and attached[:2] != (left.process, left.num_processes):
             return _alone()  # jax.distributed has joined another job since
-    return last_coordinator()
+    return last_client()
 
 
 @local
@@ -582,7 +582,7 @@ def is_watching() -> bool:
 def sources() -> Sources:
     """Return the notice sources of this process, created at the first use."""
     if _RECORD.sources is None or _RECORD.sources.pid != os.getpid():
-        _RECORD.sources = Sources(_give_notice, _has_trouble)
+        _RECORD.sources = Sources(_give_notice, _has_losses)
     return _RECORD.sources
 
 
@@ -592,14 +592,14 @@ def _is_attached() -> bool:
 
 
 def _give_notice(given: ReceivedNotice) -> bool:
-    return last_coordinator().give_notice(given)  # a signal may arrive while `shutdown` returns
+    return last_client().give_notice(given)  # a signal may arrive while `shutdown` returns
 
 
-def _has_trouble() -> bool:
-    return _RECORD.joined is not None and bool(_RECORD.joined.troubles.open())
+def _has_losses() -> bool:
+    return _RECORD.joined is not None and bool(_RECORD.joined.peer_losses.open())
 
 
-def _alone() -> Coordinator:
+def _alone() -> JobClient:
     """Return a one-process job; raise if this process is known to be one of several."""
     attached = jax_runtime.attached()
     if attached is None and _RECORD.alone is not None:  # fast path for loops
@@ -625,13 +625,13 @@ def _compare_at_end() -> None:
       DivergenceError: they differ.
     """
     joined, differences = _RECORD.joined, list[Found]()
-    if isinstance(joined, TcpCoordinator):
+    if isinstance(joined, TcpJobClient):
         with contextlib.suppress(ShoalError):  # the coordinator is lost, or late
             differences = joined.end()
         raise_at_end(joined, differences)
 
 
-def _leave_at_exit(words: str) -> None:
+def _leave_at_exit(message: str) -> None:
     """Leave at the end of the program: JAX first, because its service ends with the job."""
     joined = _RECORD.joined
     if joined is None:
@@ -640,7 +640,7 @@ def _leave_at_exit(words: str) -> None:
     if not _is_attached():
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
-        joined.close(words)
+        joined.close(message)
 
 
 # ---- The arguments of `initialize`, kept for a repeated call: a notebook cell that is run again,
@@ -713,7 +713,7 @@ class Initialized(NamedTuple):
         texts = {"coordinator_address": address}
         texts["coordinator_bind_address"] = arguments.coordinator_bind_address
         problems = not_texts(**texts)
-        found = {
+        values = {
             "process": None if process is None else whole("process_id", process, 0, problems),
             "num_processes": None if count is None else whole("num_processes", count, 1, problems),
             "address": None if address is None else meets_at(address, {}, None, problems).address,
@@ -724,12 +724,12 @@ class Initialized(NamedTuple):
             "partition_index": partition_index(arguments, {}, problems),
         }
         if arguments.compile_cache is not None:
-            found["compile_cache"] = compile_cache(arguments, {}, problems)
+            values["compile_cache"] = compile_cache(arguments, {}, problems)
         mutual_tls(arguments, problems)  # checked; compared with what JAX has
         given_token(arguments, {}, problems)  # checked, but neither compared nor shown
         raise_all("initialize", problems)
         given: dict[str, object] = {
-            field: value for field, value in found.items() if value is not None
+            field: value for field, value in values.items() if value is not None
         }
         if self.is_attached or given.get("num_processes", self.cluster.num_processes) == 1:
             given.pop("address", None)  # of no effect

@@ -9,23 +9,23 @@ from shoal import settings
 from shoal.arguments import integer
 from shoal.colour import local
 from shoal.errors import UsageError
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.record_search import raise_found
 from shoal.runtime.exit.idle import watch_alone
 from shoal.runtime.rules.point import STEP, Point
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.progress_file import note_ended, note_step
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 from shoal.tracebacks import at_caller
 
 _LIMIT = 1 << 63
 
 
 @local
-@verb
+@uses_client
 def step(
-    coordinator: Coordinator, number: int, *, within_s: float | None = None
+    client: JobClient, number: int, *, within_s: float | None = None
 ) -> AbstractContextManager[None]:
     """Mark a block as one step of the program, so that its progress and pace are visible.
 
@@ -71,35 +71,35 @@ def step(
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
     if within_s is not None:
         within_s = settings.timeout("step", within_s, "", "within_s")
-        if not coordinator.progress.is_watched:  # without `initialize`
-            watch_alone(coordinator)
-    return _Step(coordinator, index, within_s)
+        if not client.progress.is_watched:  # without `initialize`
+            watch_alone(client)
+    return _Step(client, index, within_s)
 
 
 class _Step:
     """The context manager of one step; it may be reused and nested."""
 
-    __slots__ = ("_coordinator", "_entered", "_number", "_within_s")
+    __slots__ = ("_client", "_entered", "_number", "_within_s")
 
-    def __init__(self, coordinator: Coordinator, number: int, within_s: float | None) -> None:
-        self._coordinator = coordinator
+    def __init__(self, client: JobClient, number: int, within_s: float | None) -> None:
+        self._client = client
         self._number = number
         self._within_s = within_s
         self._entered: list[tuple[tuple[float, float], int | None, int, Point, float | None]] = []
 
     @at_caller
     def __enter__(self) -> None:
-        coordinator, number = self._coordinator, self._number
-        progress = coordinator.progress
+        client, number = self._client, self._number
+        progress = client.progress
         site = callsite()
         place = Point(STEP, operation=STEP, site=site)
         before, ended = progress.outer, progress.ended
         note_step(number)
         began = progress.begin(number, place)
-        if coordinator.troubles.any():
-            coordinator.check(f"step {number} ({line_of(site)})")
-        if coordinator.trails.found is not None:
-            raise_found(coordinator, f"step {number}", site)
+        if client.peer_losses.any():
+            client.check(f"step {number} ({line_of(site)})")
+        if client.call_records.found is not None:
+            raise_found(client, f"step {number}", site)
         progress.outer = number
         self._entered.append((began, before, ended, place, progress.within_s))
         if self._within_s is not None:
@@ -113,9 +113,9 @@ class _Step:
     ) -> None:
         began, before, ended, place, within_s = self._entered.pop()
         if kind is None:
-            fault_points.reach("step.end", self._coordinator.process)
+            fault_points.reach("step.end", self._client.process)
             note_ended(self._number)
-        progress = self._coordinator.progress
+        progress = self._client.progress
         timed = kind is None and progress.ended == ended  # no nested step has ended
         # Where it exited, for the report.
         progress.end(began if timed else None, None if kind is SystemExit else place)

@@ -212,7 +212,7 @@ class Cluster:
         self.start(program, *arguments, initialize=initialize, **named)
         ended = self.wait()
         raise_first(ended)
-        return [one.value for one in ended] if self._has_values else list(ended)
+        return [process.value for process in ended] if self._has_values else list(ended)
 
     def wait(self, *, only: Iterable[int] | None = None) -> list[Ended]:
         """Wait until processes have ended, successfully or not; return how, in order.
@@ -249,12 +249,12 @@ class Cluster:
         self._until(
             lambda: line() is not None or running.code is not None, f"{running.name} says {words!r}"
         )
-        found = line()
-        if found is None:
+        text = line()
+        if text is None:
             output = running.tail(_TAIL_LINES)
             failed = {process: output} if isinstance(process, int) else {}
             raise PeerFailedError(f"it never printed {words!r}: {output}", failed=failed)
-        return found
+        return text
 
     def lines_of(self, process: int | str) -> list[str]:
         """Return the output lines of a process (or "the launcher") so far, stdout first."""
@@ -336,7 +336,7 @@ class Cluster:
             raise UsageError(f"process {process} was not started; there are {[*self._running]}")
         return self._running[process]
 
-    def _until(self, is_so: Callable[[], bool], words: str) -> None:
+    def _until(self, is_so: Callable[[], bool], condition: str) -> None:
         limit = self._began + self.deadline_s
         with self._pump.changed:
             if self._pump.changed.wait_for(is_so, max(0.0, limit - time.monotonic())):
@@ -345,8 +345,8 @@ class Cluster:
             others = [running.tail(_TAIL_LINES) for running in self._others]
         output = "\n".join([*rows.values(), *others])
         raise DeadlineError(
-            f"the test bench waited {self.deadline_s:g} s until {words}\n{output}",
-            name=words,
+            f"the test bench waited {self.deadline_s:g} s until {condition}\n{output}",
+            name=condition,
             waited_s=self.deadline_s,
             missing=[p for p, running in self._running.items() if running.code is None],
             last_words=rows,

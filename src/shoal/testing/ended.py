@@ -57,8 +57,8 @@ def ended_of(running: Running, process: int, folder: str, *, log: bool = False) 
 
 def first_failed(ended: Sequence[Ended]) -> Ended | None:
     """Return the process that failed first; consequences of another's failure come last."""
-    failed = [one for one in ended if one.failed]
-    return min(failed, key=lambda one: (one.kind in _ECHOES, one.ended_s), default=None)
+    failed = [process for process in ended if process.failed]
+    return min(failed, key=lambda process: (process.kind in _ECHOES, process.ended_s), default=None)
 
 
 def raise_first(ended: Sequence[Ended]) -> None:
@@ -66,7 +66,7 @@ def raise_first(ended: Sequence[Ended]) -> None:
     first = first_failed(ended)
     if first is None:
         return
-    failed = {one.process: _failure_text(one) for one in ended if one.failed}
+    failed = {process.process: _failure_text(process) for process in ended if process.failed}
     others = [process for process in failed if process != first.process]
     also = f"; so did {others} after it" if others else ""
     raise PeerFailedError(
@@ -75,10 +75,10 @@ def raise_first(ended: Sequence[Ended]) -> None:
     )
 
 
-def _failure_text(one: Ended) -> str:
+def _failure_text(ended: Ended) -> str:
     """Return its traceback, or else its last output."""
-    code = "" if one.code is None else f" (exit code {one.code})"
-    if one.error:
-        return f"{one.error.rstrip()}{code}"
-    output = "\n".join((one.out + one.err).splitlines()[-_TAIL_LINES:])
+    code = "" if ended.code is None else f" (exit code {ended.code})"
+    if ended.error:
+        return f"{ended.error.rstrip()}{code}"
+    output = "\n".join((ended.out + ended.err).splitlines()[-_TAIL_LINES:])
     return f"it ended{code or ' badly'}; its last lines:\n{output}"

@@ -17,8 +17,8 @@ def enter(fd: int) -> None:
     """Move this thread and its future children into a namespace (setns(2))."""
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists only since Python 3.12
     if libc.setns(fd, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"setns: {os.strerror(number)}")
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"setns: {os.strerror(error_number)}")
 
 
 if __name__ == "__main__":

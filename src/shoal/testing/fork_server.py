@@ -61,12 +61,12 @@ def serve() -> dict[str, Any]:
     shared: dict[str, ModuleType] = {}
     atexit.register(_spare, shared)  # before any of them registers its own function: it comes last
     own = {*sys.modules}
-    trouble = _import_what_is_shared()
+    problem = _import_what_is_shared()
     shared |= {name: module for name, module in sys.modules.items() if name not in own}
     with socket.socket(fileno=0) as orders:
         while (order := _next_order(orders)) is not None:
             if _fork() == 0:
-                return _be_group(order, mark_at, trouble)
+                return _be_group(order, mark_at, problem)
             for fd in order.fds:
                 os.close(fd)
             _reap(os.WNOHANG)
@@ -81,9 +81,9 @@ def _import_what_is_shared() -> str:
 
         import shoal.runtime.process  # noqa: F401
 
-        door = sys.modules["shoal"]
-        for name in door.__all__:
-            getattr(door, name)  # which imports its module
+        package = sys.modules["shoal"]
+        for name in package.__all__:
+            getattr(package, name)  # which imports its module
     except BaseException:  # noqa: BLE001 - each process reports it as its own
         return traceback.format_exc()
     gc.collect()
@@ -137,7 +137,7 @@ def _reap(options: int) -> None:
             pass
 
 
-def _be_group(order: GroupOrder, mark_at: int, trouble: str) -> dict[str, Any]:
+def _be_group(order: GroupOrder, mark_at: int, problem: str) -> dict[str, Any]:
     """Fork into the processes of an order, and report them; returns in these only."""
     _live_apart()
     ctypes.memmove(mark_at, order.mark.encode(), len(NO_MARK))
@@ -146,8 +146,8 @@ def _be_group(order: GroupOrder, mark_at: int, trouble: str) -> dict[str, Any]:
     pids = {}
     for index, entry in enumerate(order.entries):
         out, err = order.fds[2 + 2 * index :][:2]
-        if trouble:
-            os.write(err, trouble.encode())
+        if problem:
+            os.write(err, problem.encode())
             _report(order, f"{index} code 1")
             continue
         pid = _fork()
@@ -197,9 +197,9 @@ def _become(entry: dict[str, Any], out: int, err: int, fds: Sequence[int]) -> No
         new = open(fd, mode, buffering, old.encoding, old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
-    number = os.environ.get(DEVICES)
-    if number:
-        sys.modules["jax"].config.update(DEVICES.lower(), int(number))
+    num_devices = os.environ.get(DEVICES)
+    if num_devices:
+        sys.modules["jax"].config.update(DEVICES.lower(), int(num_devices))
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes
         sys.modules["numpy.random"].seed()
 

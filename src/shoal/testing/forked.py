@@ -80,13 +80,13 @@ class _Group:
             self._is_over = True
             self._changed.notify_all()
 
-    def _note(self, what: str, *words: str) -> None:
+    def _note(self, what: str, *tokens: str) -> None:
         with self._changed:
             if what == "group":
-                self._pid = int(words[0])
+                self._pid = int(tokens[0])
             else:
-                rows = self._codes if words[0] == "code" else self._pids
-                rows[int(what)] = int(words[-1])
+                rows = self._codes if tokens[0] == "code" else self._pids
+                rows[int(what)] = int(tokens[-1])
             self._changed.notify_all()
 
     def pid_of(self, index: int) -> int:

@@ -19,8 +19,8 @@ from shoal.errors import UsageError, nearest
 from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.system.process_status import status_of
 from shoal.runtime.system.service_commands import (
+    COORDINATOR,
     JAX_SERVICE,
-    MEETING_PLACE,
     introduction,
     service_arguments,
 )
@@ -37,7 +37,7 @@ __all__ = ["SERVICES", "WAYS", "BenchJob"]
 
 WAYS = ("process 0", "stand-alone", "launcher")
 _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
-    "the coordinator": (MEETING_PLACE,),
+    "the coordinator": (COORDINATOR,),
     "JAX's service": ("shoal.runtime.startup.services", JAX_SERVICE),
 }
 SERVICES = len(_SERVICES)
@@ -94,16 +94,20 @@ class BenchJob:
     def _start_services_apart(self, host: str, port: int) -> list[Running]:
         """Start each service on a host of its own."""
         reads, writes = os.pipe()
-        at = self._processes
-        of_place = service_arguments(self._processes, host, port, job=self._address)
-        of_service = service_arguments(self._processes, address_of(at + 1), port, job=self._address)
+        index = self._processes
+        of_coordinator = service_arguments(self._processes, host, port, job=self._address)
+        of_jax_service = service_arguments(
+            self._processes, address_of(index + 1), port, job=self._address
+        )
         idle = ("--until-empty", "--idle-s", str(_IDLE_S))
-        place = ["-P", "-m", MEETING_PLACE, *of_place, *idle]
-        service = ["-P", "-m", JAX_SERVICE, *of_service, "--until-stdin-closes"]
+        coordinator = ["-P", "-m", COORDINATOR, *of_coordinator, *idle]
+        jax_service = ["-P", "-m", JAX_SERVICE, *of_jax_service, "--until-stdin-closes"]
         rows = [
-            Running("the coordinator", self._popen(place, self._env, at, pass_fds=[writes])),
-            Running("JAX's service", self._popen(service, self._env, at + 1, stdin=reads)),
-        ]  # fmt: skip
+            Running(
+                "the coordinator", self._popen(coordinator, self._env, index, pass_fds=[writes])
+            ),
+            Running("JAX's service", self._popen(jax_service, self._env, index + 1, stdin=reads)),
+        ]
         os.close(reads)
         self._leash = open(writes, "wb", buffering=0)  # noqa: SIM115 - `note_services` closes it
         return rows
@@ -213,7 +217,9 @@ class BenchJob:
             ]  # fmt: skip
             statuses = {pid: status_of(pid) for pid in pids}
             candidates = [
-                pid for pid, at in statuses.items() if at is None or at.parent not in pids
+                pid
+                for pid, status in statuses.items()
+                if status is None or status.parent not in pids
             ]
         elif who not in _SERVICES:
             known = ", ".join(map(repr, _SERVICES))
@@ -221,7 +227,7 @@ class BenchJob:
                 f"there is no process {who!r}; known are {known}{nearest(who, _SERVICES)}"
             )
         else:
-            candidates = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
+            candidates = [pid for text in _SERVICES[who] for pid in self.everyone(text)]
         if not candidates:
             what = who if isinstance(who, str) else f"process {who}"
             raise UsageError(f"{what} does not run")
@@ -229,7 +235,7 @@ class BenchJob:
 
     def until_frozen(self, pid: int) -> None:
         """Wait until a process that was sent SIGSTOP has stopped, or is gone."""
-        while (at := status_of(pid)) and not (at.is_stopped or at.has_ended):
+        while (status := status_of(pid)) and not (status.is_stopped or status.has_ended):
             time.sleep(0.001)
 
     def place_of(self, who: int | str) -> int:

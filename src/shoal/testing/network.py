@@ -120,5 +120,5 @@ def _address(route: Any, hub_fd: int, net_fd: int, address: str) -> None:
 def _unshare(flags: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)  # os.unshare exists only since Python 3.12
     if libc.unshare(flags) != 0:
-        number = ctypes.get_errno()
-        raise PermissionError(number, f"unshare: {os.strerror(number)}")
+        error_number = ctypes.get_errno()
+        raise PermissionError(error_number, f"unshare: {os.strerror(error_number)}")

@@ -68,8 +68,8 @@ def cluster() -> Iterator[Callable[..., Cluster]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for made_cluster in made:
+        made_cluster.close()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,19 +81,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     # A parameter with a default is not a fixture.
     given = pyfuncitem.funcargs
     names = [name for name in inspect.signature(pyfuncitem.obj).parameters if name in given]
-    trouble = ""
+    problem = ""
     try:
         with _cluster_of(mark) as cluster:
             cluster.start(pyfuncitem.obj, *(given[name] for name in names))
             ended = cluster.wait()
-        skips = [one for one in ended if one.kind == _SKIPS]
+        skips = [process for process in ended if process.kind == _SKIPS]
         if skips:
             pytest.skip(skips[0].error.strip().splitlines()[-1])
         raise_first(ended)
     except ShoalError as error:
-        trouble = str(error)
-    if trouble:  # outside the handler, or pytest would show it twice, as the error's context
-        pytest.fail(trouble, pytrace=False)
+        problem = str(error)
+    if problem:  # outside the handler, or pytest would show it twice, as the error's context
+        pytest.fail(problem, pytrace=False)
     return True
 
 

@@ -156,14 +156,14 @@ def value_of(place: Files, commit: records.Commit | None) -> int:
     manifest, index = json_files.decode_manifest(blobs[0]), table_files.decode_index(blobs[1])
     tiling.check_index(manifest, index)
     values = set()
-    for number, file in enumerate(index.files):
+    for file_index, file in enumerate(index.files):
         data = place.read(file.name)
         assert len(data) == file.bytes
-        first = int(index.first_block[number])
-        for block, at in enumerate(range(0, len(data), records.BLOCK_BYTES)):
-            digest = block_hash(memoryview(data)[at : at + records.BLOCK_BYTES])
+        first = int(index.first_block[file_index])
+        for block, offset in enumerate(range(0, len(data), records.BLOCK_BYTES)):
+            digest = block_hash(memoryview(data)[offset : offset + records.BLOCK_BYTES])
             assert digest == int(index.block_hash[first + block])
-        (row,) = np.flatnonzero(index.chunks.file == number)
+        (row,) = np.flatnonzero(index.chunks.file == file_index)
         values |= set(data[index.chunks.begin[row] : index.chunks.end[row]])
     (value,) = values
     return value
@@ -252,7 +252,7 @@ class StoreContract:
 
     def test_a_part_of_a_file_is_read(self, store: Store) -> None:
         commit = FIRST.save(store)
-        (name, *_) = [one for one in store.names() if "data" in one]
+        (name, *_) = [file for file in store.names() if "data" in file]
         whole = store.read(name)
         into = memoryview(bytearray(100))
         got = store.read_at(name, 4000, [into[:30], into[30:31], into[31:]])
@@ -372,7 +372,7 @@ class StoreContract:
         SECOND.prepare(store)
         assert attempt_of(store.recover()) == SECOND.attempt
         assert value_of(store, store.committed()) == 8
-        assert [one.id for one in store.state().attempts] == [FIRST.attempt]
+        assert [attempt.id for attempt in store.state().attempts] == [FIRST.attempt]
         store.collect_garbage(idle_s=0)
         assert store.names() == names_of(store, store.committed())
 
@@ -382,7 +382,7 @@ class StoreContract:
         FIRST.begin(store)
         clock.advance(100)
         SECOND.begin(store)
-        assert {one.id: one.idle_s for one in store.state().attempts} == {
+        assert {attempt.id: attempt.idle_s for attempt in store.state().attempts} == {
             FIRST.attempt: 100.0,
             SECOND.attempt: 0.0,
         }
@@ -390,7 +390,7 @@ class StoreContract:
         store.refresh(FIRST.attempt)
         store.refresh("00000000000c")  # of which nothing is there
         assert {name[:7] for name in store.collect_garbage(idle_s=50)} == {"PENDING", "manifes"}
-        assert [one.id for one in store.state().attempts] == [FIRST.attempt]
+        assert [attempt.id for attempt in store.state().attempts] == [FIRST.attempt]
 
     def test_files_of_others_are_spared(self, store: Store) -> None:
         FIRST.save(store)
@@ -440,15 +440,13 @@ class StoreContract:
             commits: list[Any] = []
             Save(FIRST.attempt, step=None).prepare(store)
 
-            def run(
-                number: int, store: Store, start: threading.Barrier, commits: list[Any]
-            ) -> None:
+            def run(index: int, store: Store, start: threading.Barrier, commits: list[Any]) -> None:
                 start.wait(PATIENCE_S)
-                commits.append(store.recover() if number else store.commit(FIRST.attempt))
+                commits.append(store.recover() if index else store.commit(FIRST.attempt))
 
             threads = [
-                threading.Thread(target=run, args=(number, store, start, commits))
-                for number in range(4)
+                threading.Thread(target=run, args=(index, store, start, commits))
+                for index in range(4)
             ]
             for thread in threads:
                 thread.start()
@@ -462,14 +460,14 @@ class StoreContract:
             root.step(5).commit(FIRST.attempt)
 
     def test_the_steps_of_a_run(self, root: Store) -> None:
-        for number in (3, 1, 2):
-            Save(f"00000000000{number}", step=number).save(root.step(number))
+        for step in (3, 1, 2):
+            Save(f"00000000000{step}", step=step).save(root.step(step))
         Save("00000000000d", step=9).begin(root.step(9))
         assert [step for step, _ in root.steps()] == [1, 2, 3, 9]
         assert [step for step, _ in root.steps(3)] == [3, 9]
         assert root.steps(10) == []
         assert 9 in [step for step, _ in root.unsettled()]
-        assert [one.step for one in saved_steps.commits(root)] == [1, 2, 3]
+        assert [commit.step for commit in saved_steps.commits(root)] == [1, 2, 3]
         assert saved_steps.chosen(root, skip_corrupt=False) == 3
         with pytest.raises(NotCommittedError, match="its save still runs"):
             saved_steps.require(root, 9)
@@ -484,22 +482,22 @@ class StoreContract:
     # ---- as a program uses it
 
     def test_a_tree_is_saved_and_comes_back(self, store: Any) -> None:
-        one = LocalJob(1).coordinators[0]
-        save.on(one, store, TREE, step=5)
-        back = restore.on(one, store)
+        client = LocalJob(1).clients[0]
+        save.on(client, store, TREE, step=5)
+        back = restore.on(client, store)
         assert back["w"].tobytes() == TREE["w"].tobytes()
         assert (back["step"], back["name"]) == (3, "run")
         with pytest.raises(StepAlreadyCommittedError):
-            save.on(one, store, TREE, step=5)
+            save.on(client, store, TREE, step=5)
         assert checkpoint_info(store).leaves["w"].shape == (50, 100)
 
     def test_a_run_keeps_its_newest_steps_and_goes_on(self, root: Any) -> None:
-        one = LocalJob(1).coordinators[0]
-        with Checkpoints(root, keep=2, coordinator=one) as ckpts:
+        client = LocalJob(1).clients[0]
+        with Checkpoints(root, keep=2, client=client) as ckpts:
             assert ckpts.resume(None, TREE)[1] == 0
             for step in range(5):
                 ckpts.save(step, {**TREE, "step": step}, metrics={"loss": 1 / (1 + step)})
-        with Checkpoints(root, keep=2, coordinator=one) as ckpts:
+        with Checkpoints(root, keep=2, client=client) as ckpts:
             assert ckpts.all_steps() == (3, 4)
             assert ckpts.best_step("loss") == 4
             state, first = ckpts.resume(None, TREE)

@@ -7,7 +7,7 @@ import pytest
 from collectives.thread_jobs import run_all
 from plan.described_devices import as_jax, generated
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices
-from shoal.arrays.make_mesh import OrderWish, ordered
+from shoal.arrays.make_mesh import OrderRequest, ordered
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -20,24 +20,24 @@ def agreed(change=None, *, only=None, group=None, rows=None, **more):
     count = 4
     job = LocalJob(count)
 
-    def run(coordinator):
-        me = coordinator.process
+    def run(client):
+        me = client.process
         if group is not None and me not in group:
             return None
-        view = {"rows": [dict(one) for one in rows or ROWS], "pairs": PAIRS, "number": me,
+        view = {"rows": [dict(row) for row in rows or ROWS], "pairs": PAIRS, "number": me,
                 "options": [], "site": "train.py:3 (main)", "own": None, "name": ""}  # fmt: skip
         if change is not None and (only is None or me == only):
             change(view)
         devices = as_jax(view["rows"])
         order = ordered(
-            view["pairs"], devices, OrderWish(), given=False, kind="tpu", label=view["name"]
+            view["pairs"], devices, OrderRequest(), given=False, kind="tpu", label=view["name"]
         )
-        own = [one for one in devices if one.process_index == view["number"]]
+        own = [device for device in devices if device.process_index == view["number"]]
         if view["own"] is not None:
             own = as_jax(view["own"])
-        with coordinator.call("make_mesh", "main", group):
+        with client.call("make_mesh", "main", group):
             agree_on_devices(
-                coordinator,
+                client,
                 order.mesh,
                 View(view["number"], devices, own),
                 options=view["options"],
@@ -111,7 +111,7 @@ def test_the_first_device_that_differs_is_shown_with_its_coordinates():
         (lambda view: view.update(name="pod"), "make_mesh at train", "'pod'"),
     ],
 )  # fmt: skip
-def test_what_differs_first_is_shown(change, one, other):
+def test_first_difference_of_the_device_lists_is_shown(change, one, other):
     told, sides = differences(change, only=1)
     assert one in told, told
     assert other in told, told
@@ -129,8 +129,8 @@ def test_two_processes_with_one_number_in_jax():
     assert len(sides) == 3
 
 
-def test_devices_that_are_not_those_that_the_others_believe():
-    moved = [dict(one) for one in ROWS if one["process"] == 3]
+def test_devices_that_differ_from_the_shared_list_are_reported():
+    moved = [dict(row) for row in ROWS if row["process"] == 3]
     moved[1]["coords"] = (9, 9, 0)
     told, sides = differences(lambda view: view.update(own=moved), only=3)
     assert f"has device {moved[1]['id']}: tpu" in told
@@ -141,13 +141,13 @@ def test_devices_that_are_not_those_that_the_others_believe():
     assert "lacks a device of the list: device" in told
 
 
-def test_a_process_without_the_devices_that_it_is_said_to_have():
+def test_process_without_its_listed_devices_is_the_differing_side():
     _, sides = differences(lambda view: view.update(own=[]), only=0)
     assert [*sides.values()] == [(0,)]
 
 
-def test_some_processes_agree_among_themselves():
-    rows = [one for one in ROWS if one["process"] in (1, 2)]
+def test_group_of_processes_agrees_without_the_others():
+    rows = [row for row in ROWS if row["process"] in (1, 2)]
 
     def part(view):
         view.update(pairs=[("data", 8)])

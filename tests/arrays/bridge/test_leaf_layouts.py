@@ -50,13 +50,13 @@ def test_one_layout_for_all():
 
 def test_a_prefix_tree():
     tree = {"enc": {"w": np.ones((8, 2)), "v": np.ones((8, 2))}, "dec": (np.ones((8, 2)), None)}
-    found = paired(tree, {"enc": ROWS, "dec": (WHOLE, None)})
-    assert found == {"['enc']['w']": ROWS, "['enc']['v']": ROWS, "['dec'][0]": WHOLE}
+    layouts = paired(tree, {"enc": ROWS, "dec": (WHOLE, None)})
+    assert layouts == {"['enc']['w']": ROWS, "['enc']['v']": ROWS, "['dec'][0]": WHOLE}
 
 
 def test_named_tuples_are_containers():
-    found = paired(Params(np.ones((8, 2)), np.ones((8, 2))), Params(ROWS, WHOLE))
-    assert found == {".w": ROWS, ".b": WHOLE}
+    layouts = paired(Params(np.ones((8, 2)), np.ones((8, 2))), Params(ROWS, WHOLE))
+    assert layouts == {".w": ROWS, ".b": WHOLE}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_all_ways_to_split_nothing(given):
 
 def test_several_axes_on_one_dim():
     with use_mesh(MESH):
-        found = paired(np.ones((8, 2)), (("model", "data"), None))
-    assert found == {"the array": Layout(MESH, ("model", "data"), None)}
+        layouts = paired(np.ones((8, 2)), (("model", "data"), None))
+    assert layouts == {"the array": Layout(MESH, ("model", "data"), None)}
 
 
 def test_a_function_of_path_and_leaf():
@@ -120,7 +120,7 @@ def test_a_list_is_not_a_spec():
     assert "but a list of layouts; write one layout (a tuple of axis names, not a list)" in problem
 
 
-def test_what_could_mean_two_things_is_refused():
+def test_ambiguous_tuple_of_layouts_is_refused():
     tree = (np.ones((8, 2)), np.ones((8, 2)))
     with use_mesh(MESH):
         (problem,) = refused(tree, ("data", None))
@@ -150,7 +150,7 @@ def test_a_tuple_of_dims_that_can_mean_one_thing_is_taken_so():
 
 
 @pytest.mark.parametrize("given", [3, 2.5, np.ones(3), object()])
-def test_what_is_no_layout(given):
+def test_values_that_are_not_layouts_are_refused(given):
     (problem,) = refused({"w": np.ones((8, 2))}, {"w": given})
     assert problem.startswith("['w']: ")
     assert "is not a layout; pass " in problem
@@ -163,11 +163,11 @@ def test_other_memories_are_refused():
 
 
 def test_a_single_device_is_a_mesh_without_axes():
-    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-    assert paired(np.ones(3), one) == {"the array": Layout(Mesh({}, device_ids=[3]), None)}
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    assert paired(np.ones(3), sharding) == {"the array": Layout(Mesh({}, device_ids=[3]), None)}
 
 
-def test_devices_that_do_not_exist_are_said_once_for_all_leaves():
+def test_missing_devices_are_reported_once_for_all_leaves():
     far = Layout(Mesh({"x": 2}, device_ids=[4, 99]), "x", None)
     (problem,) = refused({"a": np.ones((8, 2)), "b": np.ones((4, 2))}, far)
     assert problem.startswith("['a'], ['b']: Mesh(x=2; ")
@@ -197,7 +197,7 @@ def test_names_are_suggested_only_where_they_are_near_and_free():
     ]
 
 
-def test_what_holds_no_leaf_needs_no_layout():
+def test_subtrees_without_leaves_need_no_layout():
     x, whole = np.zeros(8, np.float32), Layout(MESH, None)
     assert put({"w": x, "bias": None, "more": {}}, {"w": whole})["bias"] is None
 

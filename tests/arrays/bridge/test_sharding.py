@@ -78,7 +78,7 @@ def test_the_layout_of_a_result_of_jit():
     assert layout_of(jax.jit(lambda x: x + 1)(array)) == layout
 
 
-def test_an_array_on_one_device_lies_on_a_mesh_without_axes():
+def test_layout_of_an_array_on_one_device_has_a_mesh_without_axes():
     layout = layout_of(jax.device_put(np.zeros((2, 3), np.float32), jax.devices()[5]))
     assert layout == Layout(Mesh({}, device_ids=[5]), None, None)
     assert layout_of(jax.device_put(np.zeros((2, 3)), sharding_of(layout))) == layout
@@ -109,7 +109,7 @@ def test_names_that_would_abort_the_compiler(name):
         sharding_of(Layout(Mesh({name: 8}), name))
 
 
-def test_a_platform_that_is_not_here():
+def test_unavailable_platform_raises_usage_error():
     with pytest.raises(UsageError, match="JAX has no tpu devices here; its default is cpu"):
         sharding_of(Layout(Mesh({"x": 8}, kind="tpu"), "x"))
 
@@ -156,9 +156,9 @@ def test_a_host_mesh_without_its_cpu_devices_says_what_to_write(monkeypatch):
             Device=jax.Device,
         ),
     )
-    mesh = Mesh({"x": 4}, device_ids=[one.id for one in gpus], kind="gpu", label="twins")
+    mesh = Mesh({"x": 4}, device_ids=[device.id for device in gpus], kind="gpu", label="twins")
     there = jax_mesh(mesh.submesh(x=slice(2)).host_mesh())
-    assert [one.id for one in there.devices.flat] == [0, 1]
+    assert [device.id for device in there.devices.flat] == [0, 1]
     assert jax_mesh(mesh.host_mesh(per="process")).devices.tolist() == [cpus[0]]
     with pytest.raises(
         UsageError,
@@ -181,7 +181,7 @@ def test_host_values_have_no_layout(value):
         layout_of(value)
 
 
-def test_what_else_has_no_layout():
+def test_layout_of_refuses_values_without_a_layout():
     with pytest.raises(UsageError, match="names no sharding"):
         layout_of(jax.ShapeDtypeStruct((3,), jnp.float32))
     with pytest.raises(UsageError, match="inside jit"):

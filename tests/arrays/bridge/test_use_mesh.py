@@ -30,8 +30,8 @@ def test_the_mesh_of_jax_set_mesh_is_the_default_outside_use_mesh(kind, tmp_path
         assert shoal.match_layouts({"**": ("x", None)}, {"w": value})["w"] == rows
         with use_mesh(other):
             assert shoal.layout_of(shoal.put(value, P("x"))).mesh == other
-    assert [shoal.layout_of(one) for one in (made, back)] == [rows, rows]
-    assert [shoal.layout_of(one).dims for one in (moved, inside)] == [(None, "y")] * 2
+    assert [shoal.layout_of(array) for array in (made, back)] == [rows, rows]
+    assert [shoal.layout_of(array).dims for array in (moved, inside)] == [(None, "y")] * 2
     for array, wanted in ((made, 1), (back, 1), (moved, 1), (inside, 1), (doubled, 2)):
         np.testing.assert_array_equal(array, wanted * value)
     with pytest.raises(UsageError, match="needs a mesh"):

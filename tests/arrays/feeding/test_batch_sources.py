@@ -19,7 +19,7 @@ DATA = {"x": np.arange(88, dtype=np.float32).reshape(44, 2), "n": np.arange(44, 
 SHAPE = jax.ShapeDtypeStruct((44, 2), np.float32)
 
 
-def test_what_is_read_by_number():
+def test_every_indexed_source_is_read_by_number():
     samples = [(np.float32(n), {"label": n}) for n in range(9)]
     with use_mesh(MESH):
         columns = (np.arange(9, dtype=np.float32), {"label": np.arange(9, dtype=np.int32)})
@@ -39,10 +39,10 @@ def test_what_is_read_by_number():
             ):
                 if name == "function" and order is None:
                     continue
-                found = [np.asarray(b[1]["label"]).tolist() for b in shoal.feed(
+                labels = [np.asarray(b[1]["label"]).tolist() for b in shoal.feed(
                     source, names, batch=4, order=order)]  # fmt: skip
                 wanted = list(range(9) if order is None else order)
-                assert found == [wanted[:4], wanted[4:8]], name
+                assert labels == [wanted[:4], wanted[4:8]], name
 
 
 def test_files_are_read_in_ascending_order_and_once():
@@ -61,16 +61,16 @@ def test_files_are_read_in_ascending_order_and_once():
             return np.asarray(rows, np.float32)
 
     order = [8, 0, 3, 3, 1, 2, 7, 7]
-    found = [np.asarray(b).tolist() for b in shoal.feed(File(), ROWS["n"], batch=4, order=order)]
-    assert found == [order[:4], order[4:]]
+    batches = [np.asarray(b).tolist() for b in shoal.feed(File(), ROWS["n"], batch=4, order=order)]
+    assert batches == [order[:4], order[4:]]
     assert len(list(shoal.feed(File(), ROWS["n"], batch=8))) == 1
 
 
 def test_values_without_dims_and_lists_as_torch_gives_them():
     rows = (ROWS["x"], Layout(MESH))
-    found = list(shoal.feed([[DATA["x"][:8], 3], [DATA["x"][8:16], 4]], rows))
-    assert [int(step) for _, step in found] == [3, 4]
-    np.testing.assert_array_equal(np.asarray(found[1][0]), DATA["x"][8:16])
+    batches = list(shoal.feed([[DATA["x"][:8], 3], [DATA["x"][8:16], 4]], rows))
+    assert [int(step) for _, step in batches] == [3, 4]
+    np.testing.assert_array_equal(np.asarray(batches[1][0]), DATA["x"][8:16])
 
 
 class Tensor:
@@ -86,8 +86,8 @@ class Tensor:
 
 
 def test_arrays_of_other_libraries():
-    (found,) = shoal.feed([{"x": Tensor(DATA["x"][:8]), "n": Tensor(DATA["n"][:8])}], ROWS)
-    np.testing.assert_array_equal(np.asarray(found["x"]), DATA["x"][:8])
+    (batch,) = shoal.feed([{"x": Tensor(DATA["x"][:8]), "n": Tensor(DATA["n"][:8])}], ROWS)
+    np.testing.assert_array_equal(np.asarray(batch["x"]), DATA["x"][:8])
     with pytest.raises(UsageError, match=r"is a Tensor .* NumPy cannot read .can't convert cuda:0"):
         next(shoal.feed([Tensor(None, fails=True)], ROWS["n"]))
 

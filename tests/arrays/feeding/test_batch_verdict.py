@@ -40,7 +40,7 @@ def statuses(draw: st.DrawFn) -> Status:
 
 @given(st.lists(statuses(), min_size=1, max_size=4), st.sampled_from(LAST), st.booleans())
 def test_all_come_to_the_same_end(said, last, is_first):
-    heard = {p: Status.unpack(one.pack()) for p, one in enumerate(said)}
+    heard = {p: Status.unpack(status.pack()) for p, status in enumerate(said)}
     ends = []
     for process, own in heard.items():
         if own.kind == "failed":
@@ -49,15 +49,15 @@ def test_all_come_to_the_same_end(said, last, is_first):
             ends.append(judge(asked(process, len(said), last, 0 if is_first else 12), heard).size)
         except ShoalError as error:
             ends.append(type(error).__name__)
-        if own.kind == "closed" and not any(one.kind == "failed" for one in said):
+        if own.kind == "closed" and not any(status.kind == "failed" for status in said):
             assert ends.pop() == 0
     assert len(set(ends)) <= 1
     if set(ends) == {12} and not is_first:
-        full = all(one.rows == 4 for one in said)
-        assert full or (last == "pad" and any(one.rows for one in said))
+        full = all(status.rows == 4 for status in said)
+        assert full or (last == "pad" and any(status.rows for status in said))
 
 
-def test_each_end():
+def test_verdict_at_each_end_of_the_data():
     whole, short, over = Status("rows", 4, 12, leaves="="), Status("rows", 3, 9), Status()
     assert judge(asked(0, 2), {0: whole, 1: whole}) == (12, LEAF)
     assert judge(asked(0, 2), {0: over, 1: over}).size == 0

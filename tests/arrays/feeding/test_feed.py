@@ -44,7 +44,7 @@ def numbers(batches):
 
 
 def threads():
-    return [one for one in threading.enumerate() if one.name == "shoal feed"]
+    return [thread for thread in threading.enumerate() if thread.name == "shoal feed"]
 
 
 @given(layouts(grids(), max_rank=3).filter(lambda layout: layout.rank > 0), st.data())
@@ -162,7 +162,7 @@ def test_a_reader_that_stops_before_it_began_ends_no_loop_in_silence():
             next(feed)
 
 
-def test_it_reads_from_the_moment_it_is_made():
+def test_feed_starts_reading_when_created():
     has_read = threading.Event()
 
     def reader():
@@ -173,7 +173,7 @@ def test_it_reads_from_the_moment_it_is_made():
         assert has_read.wait(60)
 
 
-def test_what_stands_for_an_ended_reader_keeps_no_memory_of_a_batch():
+def test_placeholder_of_an_ended_reader_keeps_no_batch_memory():
     (part,) = parts(8)
     batch = checked_batch(part, ROWS, Split(ROWS["n"], 0), Caller.here()).empty()
     assert [leaf.value.shape for leaf in batch.leaves] == [(0,), (0, 2)]
@@ -181,20 +181,20 @@ def test_what_stands_for_an_ended_reader_keeps_no_memory_of_a_batch():
 
 
 def test_several_threads_may_take_turns():
-    found, count = [], 60
+    taken, count = [], 60
 
     def take():
-        found.extend(numbers(batches))
+        taken.extend(numbers(batches))
 
     with shoal.feed(({"x": DATA["x"][:4], "n": np.full(4, n, np.int32)} for n in range(count)),
                     ROWS) as batches:  # fmt: skip
         takers = [threading.Thread(target=take) for _ in range(3)]
-        for one in takers:
-            one.start()
-        for one in takers:
-            one.join(60)
+        for taker in takers:
+            taker.start()
+        for taker in takers:
+            taker.join(60)
         assert batches.rows == 4 * count
-    assert sorted(n for n, *_ in found) == [*range(count)]
+    assert sorted(n for n, *_ in taken) == [*range(count)]
 
 
 def test_a_feed_is_not_copied():
@@ -206,7 +206,7 @@ def test_a_feed_is_not_copied():
                 act(batches)
 
 
-def test_one_that_is_closed_while_its_batch_is_waited_for():
+def test_closing_a_feed_ends_the_wait_for_its_batch():
     over, said = threading.Event(), []
 
     def reader():
@@ -231,7 +231,7 @@ def test_one_that_is_closed_while_its_batch_is_waited_for():
     assert said == ["feed: this feed was closed during the wait for a batch"]
 
 
-def test_one_that_is_left_ends_its_thread():
+def test_feed_that_is_left_or_closed_ends_its_thread():
     for _ in shoal.feed(parts(*[8] * 5), ROWS):
         break
     assert threads() == []
@@ -270,8 +270,8 @@ def test_host_memory_may_be_used_again():
             buffer[:] = number
             yield buffer
 
-    found = [np.asarray(a) for a in shoal.feed(reader(), Layout(MESH, None, None), prefetch=6)]
-    assert [(a.min(), a.max()) for a in found] == [(n, n) for n in range(6)]
+    batches = [np.asarray(a) for a in shoal.feed(reader(), Layout(MESH, None, None), prefetch=6)]
+    assert [(a.min(), a.max()) for a in batches] == [(n, n) for n in range(6)]
 
 
 def test_a_default_mesh_and_wide_values_hold_in_the_thread():
@@ -281,11 +281,13 @@ def test_a_default_mesh_and_wide_values_hold_in_the_thread():
     assert next(shoal.feed([np.arange(8)], ROWS["n"])).dtype == np.int32
 
 
-def test_floats_that_are_rounded_are_said_where_feed_is_called():
-    with pytest.warns(DtypeWarning, match="feed: the array: float64 becomes float32") as said:
+def test_rounded_floats_warn_at_the_call_of_feed():
+    with pytest.warns(DtypeWarning, match="feed: the array: float64 becomes float32") as warned:
         batches = [*shoal.feed([np.full(8, 0.1)] * 3, ROWS["n"])]
-    code = test_floats_that_are_rounded_are_said_where_feed_is_called.__code__
-    assert {(one.lineno, one.filename) for one in said} == {(code.co_firstlineno + 2, __file__)}
+    code = test_rounded_floats_warn_at_the_call_of_feed.__code__
+    assert {(warning.lineno, warning.filename) for warning in warned} == {
+        (code.co_firstlineno + 2, __file__)
+    }
     assert [batch.dtype for batch in batches] == [np.float32] * 3
     with pytest.raises(UsageError, match=r"feed: the array: holds 1e\+39, which does not fit"):
         next(shoal.feed([np.full(8, 1e39)], ROWS["n"]))

@@ -28,7 +28,7 @@ def numbers(batches):
 
 
 @pytest.mark.parametrize("source", ["in turn", "by number"])
-def test_it_goes_on_where_it_was(source):
+def test_feed_resumes_at_its_row(source):
     def made(start):
         if source == "by number":
             return shoal.feed(DATA, ROWS, batch=8, start=start)
@@ -153,5 +153,5 @@ def test_filled_up_batches_go_on_where_they_were():
         for start in (8, 16, 24):
             if sizes[0] == 8 or start == 24:
                 with shoal.feed(parts(*sizes), ROWS, remainder="pad", start=start) as batches:
-                    found = [(*numbers([b]), np.asarray(mask).tolist()) for b, mask in batches]
-                assert found == whole[start // 8 :]
+                    rest = [(*numbers([b]), np.asarray(mask).tolist()) for b, mask in batches]
+                assert rest == whole[start // 8 :]

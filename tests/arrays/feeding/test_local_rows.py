@@ -22,7 +22,7 @@ MESH = Mesh({"data": 4, "model": 2}, processes=[0, 0, 1, 1, 2, 2, 0, 0])
 
 
 @given(layouts(grids(), max_rank=2), st.integers(1, 3))
-def test_they_are_those_of_the_devices_that_jax_says_are_here(layout, each):
+def test_local_rows_are_those_of_the_addressable_devices(layout, each):
     if not layout.rank:
         return
     size = each * layout.num_shards(0)
@@ -30,9 +30,9 @@ def test_they_are_those_of_the_devices_that_jax_says_are_here(layout, each):
     wanted: set[int] = set()
     for index in sharding_of(layout).addressable_devices_indices_map(shape).values():
         wanted.update(np.arange(size)[index[0]].tolist())
-    found = local_rows(layout, size)
-    assert [row for piece in found for row in range(piece.start, piece.stop)] == sorted(wanted)
-    assert local_rows(sharding_of(layout), size) == found
+    pieces = local_rows(layout, size)
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == sorted(wanted)
+    assert local_rows(sharding_of(layout), size) == pieces
 
 
 def test_every_form_of_a_layout():
@@ -65,6 +65,6 @@ def test_every_form_of_a_layout():
         (P("data"), 8, {}, UsageError, "local_rows: .*needs a mesh"),
     ],
 )
-def test_what_cannot_be_answered(layout, batch, options, kind, words):
+def test_local_rows_refuses_invalid_requests(layout, batch, options, kind, words):
     with pytest.raises(kind, match=words):
         local_rows(layout, batch, **options)

@@ -59,7 +59,7 @@ def look(since):
     """Nothing is wrong."""
 
 
-def test_it_is_as_far_ahead_as_it_may_be_and_no_further():
+def test_prefetch_reads_exactly_to_its_depth():
     work = Counting()
     line = started(work, 3)
     for taken in range(5):
@@ -89,7 +89,7 @@ def test_the_end():
     assert work.left == []
 
 
-def test_who_waits_looks_and_may_give_up():
+def test_waiting_consumer_can_give_up():
     class Hangs(Counting):
         over = threading.Event()
 
@@ -110,17 +110,17 @@ def test_who_waits_looks_and_may_give_up():
     assert line.close()
 
 
-@pytest.mark.parametrize(("tells", "left"), [(True, ["why"]), (False, [])])
-def test_one_that_never_started_tells_others_if_it_is_closed(tells, left):
+@pytest.mark.parametrize(("announces", "left"), [(True, ["why"]), (False, [])])
+def test_closing_an_unstarted_prefetch_announces_it_if_requested(announces, left):
     work = Counting()
     line = Prefetch(work, 1, meets=True)
-    assert line.close("why", tells=tells)
+    assert line.close("why", announces=announces)
     line.start()
     assert not line.has_started or line._thread.join(PATIENCE_S) is None
     assert (work.left, work.finished, work.made) == (left, 1, 0)
 
 
-def test_one_that_is_closed_before_its_start_has_no_result():
+def test_prefetch_closed_before_its_start_returns_none():
     prefetch = Prefetch(Counting(), 1, meets=False)
     prefetch.close()
     assert prefetch.take(lambda since: None) is None

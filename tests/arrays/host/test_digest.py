@@ -48,7 +48,7 @@ def test_memory_order_strides_and_byte_order_do_not_matter(shape, dtype, seed, d
 
 
 @pytest.mark.parametrize("shape", [(LARGE,), (LARGE // 500 + 1, 500), (3, LARGE // 12 + 1, 4)])
-def test_large_ones_are_sampled_whatever_their_order(shape):
+def test_digest_of_large_arrays_is_a_sample_in_any_memory_order(shape):
     array = patterns(shape, np.float32)
     turned = np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
     swapped = array.astype(">f4")

@@ -67,13 +67,13 @@ def test_64_bit_values_stay_where_they_are_on():
 
 
 @pytest.mark.parametrize("value", [np.float64(0.1), np.full(8, 0.1), np.full(8, 0.1j)])
-def test_rounded_floats_are_said_where_the_program_places_them(value):
+def test_rounded_floats_warn_at_the_line_of_the_program(value):
     with pytest.warns(DtypeWarning, match=r"put: \['w'\]: \w+ becomes \w+ on devices") as said:
         shoal.put({"w": value, "n": 3}, lambda path, leaf: Layout.replicated(MESH, np.ndim(leaf)))
     assert said[0].filename == __file__
 
 
-def test_they_are_said_once_for_each_line_and_may_be_an_error():
+def test_rounding_warns_once_for_each_line_and_can_be_an_error():
     with warnings.catch_warnings(record=True) as said:
         warnings.resetwarnings()
         for _ in range(3):
@@ -95,11 +95,11 @@ def test_a_mapped_file_is_checked_where_it_is_cut(tmp_path):
         assert shoal.put(mapped[4:12], Layout(MESH, "x")).dtype == np.float32
 
 
-def test_what_goes_to_no_device_keeps_its_dtype(tmp_path):
+def test_host_values_that_reach_no_device_keep_their_dtype(tmp_path):
     value = {"f": np.float64([0.1]), "i": np.int64(2**40), "c": np.complex128(1e300)}
     shoal.save(tmp_path / "c", value)
-    for found in (shoal.broadcast(value), shoal.restore(tmp_path / "c")):
-        assert {name: (v.dtype, v.tobytes()) for name, v in found.items()} == {
+    for values in (shoal.broadcast(value), shoal.restore(tmp_path / "c")):
+        assert {name: (v.dtype, v.tobytes()) for name, v in values.items()} == {
             name: (v.dtype, v.tobytes()) for name, v in value.items()
         }
 
@@ -126,7 +126,7 @@ def test_programs_choose_to_be_strict(child_env, variable, strict, said):
     assert said in done.stdout
 
 
-def test_what_strict_dtypes_must_be():
+def test_strict_dtypes_must_be_a_flag():
     with pytest.raises(UsageTypeError, match="strict_dtypes=1 must be True or False"):
         shoal.initialize(strict_dtypes=1)
     assert not has_strict_dtypes()

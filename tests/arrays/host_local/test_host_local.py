@@ -95,7 +95,7 @@ def test_trees_of_all_kinds_with_prefixes():
     assert from_host_local({"a": None}, SPLIT) == {"a": None}
 
 
-def test_what_is_local_already_passes_unchanged():
+def test_local_values_and_global_arrays_pass_unchanged():
     local = jnp.ones(3)  # on one device: not spread over the mesh
     host = np.float64(3)
     tree = {"a": local, "b": VALUE, "c": 2.5, "d": host}
@@ -140,7 +140,7 @@ def test_scalars_and_floats_are_arrays():
         from_host_local(2.5, P("data"))
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_from_host_local_reports_every_problem_at_once():
     gone = put(VALUE, ROWS)
     gone.delete()
     tree = {

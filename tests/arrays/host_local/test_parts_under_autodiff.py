@@ -96,7 +96,7 @@ def loss_of(x):
     return (jnp.sin(part) ** 3).sum()
 
 
-def test_some_leaves_have_no_slope():
+def test_unused_and_integer_leaves_have_no_gradient():
     def loss(tree):
         whole = from_host_local({**tree, "n": 3, "k": jax.random.key(0)}, layouts)
         part = to_host_local(whole, layouts)

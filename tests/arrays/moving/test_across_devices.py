@@ -255,7 +255,7 @@ def test_within_one_process_cotangents_travel_back():
     np.testing.assert_array_equal(slope, 2 * np.asarray(array))
 
 
-def test_what_no_program_can_do_is_refused(monkeypatch):
+def test_move_of_too_many_permutes_is_refused(monkeypatch):
     monkeypatch.setattr(agreed_move, "MOST_PERMUTES", 2)
     array = put(np.ones((8, 8), np.float32), ROWS)
     with pytest.raises(UsageError, match=r"would take 4 permutes to reach .* may take 2; go by"):

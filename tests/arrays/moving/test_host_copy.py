@@ -66,7 +66,7 @@ def test_replicas_that_share_memory_are_donated_apart():
     np.testing.assert_array_equal(np.asarray(shards[1]), 1)
 
 
-def test_what_device_put_would_change_moves_otherwise():
+def test_arrays_that_device_put_would_change_are_not_copied():
     target = sharding_of(COLUMNS)
     with jax.enable_x64(True):
         wide = put(np.full((8, 8), 1 + 2**-40), ROWS)

@@ -79,7 +79,7 @@ def test_a_large_array_needs_no_more_than_a_chunk_beside_both_shards(source, tar
         ((104, 1608, 1592), ("b", "a", None), (("b", "c"), None, None)),  # one row each, else
     ],
 )
-def test_whatever_can_be_cut_into_chunks_is(shape, source, target):
+def test_moves_of_divisible_dims_are_cut_into_chunks(shape, source, target):
     """Of 128 to 512 MiB a device: compiled, not run."""
     layouts = Layout(CUBE, *source), Layout(CUBE, *target)
     array = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding_of(layouts[0]))
@@ -102,7 +102,7 @@ def test_chunk_by_chunk_every_item_comes_to_its_place(shape, monkeypatch):
             assert "known_trip_count" in texts[0]
 
 
-def test_shapes_will_do():
+def test_plan_relayout_takes_abstract_arrays():
     shape = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=sharding_of(ROWS))
     plan = plan_relayout(shape, COLUMNS, way="collectives")
     assert (plan.way, plan.received_bytes, plan.bound_bytes) == ("xla", 1792, 1792)
@@ -112,7 +112,7 @@ def test_shapes_will_do():
     assert str(plan).count("way") == 1
 
 
-def test_what_shares_a_memory_is_copied():
+def test_devices_that_share_memory_are_planned_as_a_copy():
     array = put(np.ones((64, 64), np.float32), ROWS)
     plan = plan_relayout(array, COLUMNS)
     assert (plan.way, plan.received_bytes) == ("copy", 1792)
@@ -123,12 +123,12 @@ def test_what_shares_a_memory_is_copied():
     assert plan.program().as_text() == other.program().as_text()
 
 
-def test_what_goes_between_hosts():
+def test_traffic_of_a_plan_counts_bytes_between_hosts():
     plan = plan_relayout(put(np.ones((64, 64), np.float32), ROWS), COLUMNS)
-    found = plan.traffic(parse("gpu:2 hosts x 4"))
-    assert found.num_bytes == {"same host": 8 * 3 * 256, "other host": 8 * 4 * 256}
+    traffic = plan.traffic(parse("gpu:2 hosts x 4"))
+    assert traffic.num_bytes == {"same host": 8 * 3 * 256, "other host": 8 * 4 * 256}
     assert plan.traffic().num_bytes == {"same host": 8 * 7 * 256, "other host": 0}
-    assert "other host 8 KiB" in " ".join(ribbon.words for ribbon in ribbons_of(found))
+    assert "other host 8 KiB" in " ".join(ribbon.words for ribbon in ribbons_of(traffic))
 
 
 def test_where_nothing_moves_no_program_runs():
@@ -177,7 +177,7 @@ def test_where_xla_gathers_everything():
         ),
     ],
 )
-def test_what_is_refused(x, layout, words):
+def test_plan_relayout_refuses_invalid_requests(x, layout, words):
     with pytest.raises(UsageError, match=words):
         plan_relayout(x, layout)
 

@@ -78,7 +78,7 @@ def test_bits_survive(way):
     np.testing.assert_array_equal(np.asarray(array).view(np.uint32), odd)
 
 
-def test_trees_and_what_lies_right_already():
+def test_relayout_of_a_tree_returns_placed_leaves_unchanged():
     tree = {
         "a": put(np.ones((8, 8), np.float32), ROWS),
         "b": put(np.ones(8, np.float32), Layout(MESH, None)),
@@ -194,7 +194,7 @@ def test_inside_jit_and_vmap_one_constrains(transform):
         transform(lambda x: relayout(x, Layout.replicated(MESH, x.ndim)))(jnp.ones((8, 8)))
 
 
-def test_all_that_is_wrong_is_said():
+def test_relayout_reports_every_problem_at_once():
     tree = {"a": put(np.ones((8, 8), np.float32), ROWS), "b": np.ones(8), "c": jnp.ones((3, 3))}
     with pytest.raises(UsageError, match="relayout: 3 problems") as caught:
         relayout(
@@ -216,7 +216,7 @@ def test_deleted_arrays_are_named(target):
 
 @pytest.mark.parametrize("way", [None, "collectives"])
 @pytest.mark.parametrize("donate", [False, True])
-def test_what_moves_to_other_devices_outlives_its_source(donate, way):
+def test_array_on_other_devices_outlives_its_source(donate, way):
     source = jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[0])
     moved = relayout(source, Layout(MESH, None), donate=donate, way=way)
     assert source.is_deleted() is donate

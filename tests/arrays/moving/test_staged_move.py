@@ -40,14 +40,14 @@ def way(request, monkeypatch):
 
 def held_bytes():
     """Return what every device holds: what only a cycle keeps alive is held, too."""
-    found, seen = Counter(), set()
+    held, seen = Counter(), set()
     for array in jax.live_arrays():
         for shard in array.addressable_shards:
             where = shard.data.unsafe_buffer_pointer()
             if where not in seen:
                 seen.add(where)
-                found[shard.device.id] += shard.data.nbytes
-    return found
+                held[shard.device.id] += shard.data.nbytes
+    return held
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_bits_survive(way, dtype):
     ("source", "target"),
     [(ROWS, TILES), (TILES, ROWS), (Layout(CUBE, None, "a"), Layout(CUBE, None, "b"))],
 )  # fmt: skip
-def test_what_a_device_holds_meanwhile(way, source, target, donate, monkeypatch):
+def test_staged_move_stays_below_its_planned_peak(way, source, target, donate, monkeypatch):
     plan = plan_relayout(put(np.ones((104, 88), np.float32), source), target)
     claimed = plan.staged_peak_bytes(donate=donate)
     gc.collect()  # what other tests left; not again, for it takes longer than the move
@@ -120,7 +120,7 @@ def test_what_a_device_holds_meanwhile(way, source, target, donate, monkeypatch)
     np.testing.assert_array_equal(np.asarray(moved), 1)
 
 
-def test_keys_and_what_lies_right_already(way):
+def test_staged_move_of_keys_and_of_placed_arrays(way):
     keys = put(jax.random.split(jax.random.key(0), 8), Layout(CUBE, "a"))
     tree = {"keys": keys, "right": put(np.ones((8, 8), np.float32), ROWS)}
     wanted = np.asarray(jax.random.key_data(keys))
@@ -131,7 +131,7 @@ def test_keys_and_what_lies_right_already(way):
     np.testing.assert_array_equal(jax.random.key_data(moved["keys"]), wanted)
 
 
-def test_what_stands_twice_in_a_tree_is_freed_at_the_end(way):
+def test_array_twice_in_a_tree_is_freed_after_its_last_use(way):
     tied = put(np.ones((8, 8), np.float32), ROWS)
     moved = relayout([tied, tied, tied], [TILES, ROWS, TILES], donate=True, staged=True)
     assert moved[1] is tied
@@ -171,7 +171,7 @@ def test_weakly_typed_arrays_stay_so(way):
     assert relayout(weak, TILES, staged=True, donate=True).weak_type
 
 
-def test_what_is_refused_moves_nothing(monkeypatch):
+def test_refused_staged_move_leaves_the_arrays_intact(monkeypatch):
     array = put(np.ones((8, 8), np.float32), ROWS)
     with pytest.raises(UsageError, match="is being differentiated, and staged=True moves nothing"):
         jax.grad(lambda x: relayout(x, TILES, staged=True).sum())(array)
@@ -184,7 +184,7 @@ def test_what_is_refused_moves_nothing(monkeypatch):
     assert not array.is_deleted()
 
 
-def test_a_large_array_holds_what_was_said_by_the_compiler(monkeypatch):
+def test_staged_peak_of_a_large_array_agrees_with_the_compiler(monkeypatch):
     """256 MiB a device, dims with large primes: compiled, not run."""
     monkeypatch.setattr("shoal.arrays.moving.plan_relayout.by_host_alone", lambda *_: False)
     source, target = Layout(CUBE, ("a", "b"), None), Layout(CUBE, "c", ("b", "a"))

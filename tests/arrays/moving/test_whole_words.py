@@ -25,7 +25,7 @@ def test_of_any_shape_there_and_back(shape, dtype):
 
 
 @pytest.mark.parametrize("memory_kind", ["device", "pinned_host"])
-def test_they_stay_in_their_kind_of_memory(memory_kind):
+def test_words_stay_in_the_memory_kind_of_the_array(memory_kind):
     mesh = jax.sharding.Mesh(jax.devices(), "x")
     spec = jax.sharding.PartitionSpec("x")
     place = jax.sharding.NamedSharding(mesh, spec, memory_kind=memory_kind)

@@ -93,7 +93,7 @@ def test_the_same_function_is_compiled_once():
     assert len(traces) <= 2  # once for the shapes, once for the program
 
 
-def test_what_does_not_fit_is_said_before_anything_runs():
+def test_layouts_that_do_not_fit_raise_before_anything_runs():
     layouts = {
         "w": Layout(MESH, "data", None, None),
         "b": [Layout(MESH, "data"), Layout(MESH)],

@@ -103,7 +103,7 @@ def test_replicas_must_be_equal_bit_by_bit():
          r"piece 3 is the tree PyTreeDef\(\{'b': \*\}\), piece 0 is"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_the_pieces(pieces, message):
+def test_pack_refuses_invalid_pieces(pieces, message):
     with pytest.raises(UsageError, match=message):
         pack(pieces, Layout(MESH, ("x", "y")))
 

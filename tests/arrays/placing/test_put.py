@@ -86,8 +86,8 @@ def test_put_arrays_can_be_donated():
 
 def test_numbers_of_python_get_jaxs_dtypes_and_those_of_numpy_keep_theirs():
     tree = {"b": True, "i": 3, "f": 0.5, "c": 1j, "n": np.int8(3), "h": ml_dtypes.bfloat16(2)}
-    found = jax.tree.map(lambda array: array.dtype.name, put(tree, Layout(MESH)))
-    assert found == {"b": "bool", "i": "int32", "f": "float32", "c": "complex64",
+    dtypes = jax.tree.map(lambda array: array.dtype.name, put(tree, Layout(MESH)))
+    assert dtypes == {"b": "bool", "i": "int32", "f": "float32", "c": "complex64",
                      "n": "int8", "h": "bfloat16"}  # fmt: skip
     with jax.enable_x64(True):
         wide = put({"i": 2**40, "f": 1e300, "n": np.int64(3)}, Layout(MESH))
@@ -119,8 +119,8 @@ def test_numbers_that_do_not_fit(value):
 
 
 def test_infinities_and_nan_are_numbers():
-    found = put([float("inf"), float("-inf"), float("nan")], Layout(MESH))
-    assert [str(float(array)) for array in found] == ["inf", "-inf", "nan"]
+    arrays = put([float("inf"), float("-inf"), float("nan")], Layout(MESH))
+    assert [str(float(array)) for array in arrays] == ["inf", "-inf", "nan"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_infinities_and_nan_are_numbers():
         (np.ma.masked_array(3.0, mask=True), "is a masked array"),
     ],
 )
-def test_what_is_no_array(value, why):
+def test_put_refuses_values_that_are_not_arrays(value, why):
     with pytest.raises(UsageError, match=r"\['x'\]: " + why):
         put({"x": value, "y": np.float32(1)}, Layout(MESH))
 
@@ -187,18 +187,18 @@ def test_keys():
         np.testing.assert_array_equal(jax.random.key_data(again), jax.random.key_data(keys))
 
 
-def test_an_array_that_lies_right_is_returned():
+def test_array_already_in_its_layout_is_returned():
     array = put(np.zeros((8, 2), np.float32), Layout(MESH, "data", None))
     assert put(array, Layout(MESH, "data", None)) is array
 
 
-def test_an_array_that_lies_right_under_another_name_is_not_copied():
+def test_array_in_an_equal_layout_of_other_axis_names_is_not_copied():
     array = put(np.zeros((8, 2), np.float32), Layout(MESH, "data", None))
     other = Layout(Mesh({"rows": 4, "rest": 2}, axis_types="explicit"), "rows", None)
     again = put(array, other)
     assert layout_of(again) == other
-    for one, same in zip(array.addressable_shards, again.addressable_shards, strict=True):
-        assert one.data.unsafe_buffer_pointer() == same.data.unsafe_buffer_pointer()
+    for shard, other_shard in zip(array.addressable_shards, again.addressable_shards, strict=True):
+        assert shard.data.unsafe_buffer_pointer() == other_shard.data.unsafe_buffer_pointer()
 
 
 def test_arrays_of_jax():

@@ -31,12 +31,12 @@ def whole(mesh, shape=(8, 8)):
 
 def constraints(function, *args):
     """Return the sharding of each constraint in a traced function, those of calls included."""
-    found = []
+    specs = []
 
     def look(jaxpr):
         for equation in jaxpr.eqns:
             if equation.primitive.name == "sharding_constraint":
-                found.append(tuple(equation.params["sharding"].spec))
+                specs.append(tuple(equation.params["sharding"].spec))
             for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
                 if is_program(inner):
                     look(getattr(inner, "jaxpr", inner))
@@ -45,7 +45,7 @@ def constraints(function, *args):
         return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
     look(jax.make_jaxpr(function)(*args).jaxpr)
-    return found
+    return specs
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
@@ -85,8 +85,8 @@ def test_the_program_computes_sharded():
 def test_none_clears():
     x, rows = whole(AUTO), Layout(AUTO, "data", None)
     with use_mesh(AUTO):
-        found = constraints(lambda x: constrain(constrain(x, rows), None), x)
-    assert found == [("data", None), (P.UNCONSTRAINED, P.UNCONSTRAINED)]
+        specs = constraints(lambda x: constrain(constrain(x, rows), None), x)
+    assert specs == [("data", None), (P.UNCONSTRAINED, P.UNCONSTRAINED)]
     assert constraints(lambda x: constrain(constrain(x, rows), None), x) == [("data", None)]
     np.testing.assert_array_equal(jax.jit(lambda x: constrain(x, None))(x), x)
     tree = jax.jit(lambda t: constrain(t, {"a": rows, "b": None}))({"a": x, "b": x})
@@ -202,7 +202,7 @@ def test_inside_shard_map_the_other_axes_can_be_pinned():
     assert seen[0] == (2, 8)
 
 
-def test_all_that_is_wrong_is_said_while_tracing():
+def test_problems_raise_while_tracing():
     tree = {"a": jnp.ones((8, 8)), "b": jnp.ones(8)}
     with pytest.raises(UsageError, match=r"\['b'\]: shape \(8,\) has rank 1"):
         jax.jit(lambda t: constrain(t, Layout(AUTO, "data", None)))(tree)
@@ -236,7 +236,7 @@ def test_inside_shard_map_layouts_are_of_its_mesh():
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-def test_the_compiled_cotangent_lies_as_pinned(gradient):
+def test_compiled_cotangent_has_the_pinned_layout(gradient):
     x = whole(AUTO, (16, 8))
 
     def back(ct):
@@ -385,7 +385,7 @@ def test_pending_sums_are_for_explicit_axes_inside_jit():
         constrain(value, pending)
 
 
-def test_floats_that_are_rounded_are_said():
+def test_rounded_floats_warn():
     with pytest.warns(DtypeWarning, match=r"constrain: .*float64 becomes float32"):
         assert constrain(np.ones(4), Layout(AUTO, "data")).dtype == np.float32
     assert constrain(np.arange(4), Layout(AUTO, "data")).dtype == np.int32

@@ -108,7 +108,7 @@ def test_a_plan_that_splits_axes_runs_under_any_mesh(name, is_set):
 
 
 @pytest.mark.parametrize("value", [1.5, 3, 2j])
-def test_what_is_weakly_typed_stays_so(value):
+def test_weak_type_is_kept_by_constrain_via(value):
     source, target = GATHERED
     plan = plan_of(source, target, (16, 16))
     weak = jax.device_put(jnp.full((16, 16), value), shoal.named_sharding(source))
@@ -161,7 +161,7 @@ def test_higher_derivatives_of_a_checkpointed_function(ends):
         np.testing.assert_allclose(found, derivative(order, lambda y: y), rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_refused():
+def test_constrain_via_refuses_plans_that_do_not_apply():
     source, target = GATHERED
     plan = plan_of(source, target, (16, 16))
     x = shoal.put(np.ones((16, 16), np.float32), source)

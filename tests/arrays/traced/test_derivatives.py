@@ -124,8 +124,8 @@ LOOPS = {
 }
 
 
-def alike(ours, one):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, one)
+def alike(ours, single):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, single)
 
 
 BATCHES = {
@@ -137,13 +137,13 @@ BATCHES = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_transformation(name):
     def results(function, how, x):
-        return {one: wrap(function)(x) for one, wrap in how.items()}
+        return {kind: wrap(function)(x) for kind, wrap in how.items()}
 
     x = jnp.asarray(X / 3)
     batch = jnp.stack([x, x + 1, x * 2], axis=1)
     for how, value in ((DERIVATIVES, x), (LOOPS, x), (BATCHES, batch)):
-        ours, one = (jax.jit(functools.partial(results, f, how)) for f in FUNCTIONS[name])
-        alike(ours(value), one(value))
+        ours, single = (jax.jit(functools.partial(results, f, how)) for f in FUNCTIONS[name])
+        alike(ours(value), single(value))
     slopes = [jax.grad(loss(f))(x) for f in FUNCTIONS[name]]  # without jit
     alike(*slopes)
 

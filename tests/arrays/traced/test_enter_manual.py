@@ -67,7 +67,7 @@ def test_inside_jit_the_error_names_manual():
         jax.jit(lambda: leave_manual(shards, ROWS, (8, 6)))()
 
 
-def test_what_is_wrong():
+def test_enter_and_leave_manual_refuse_invalid_arguments():
     with pytest.raises(UsageError, match="size 7, which 4 shards"):
         enter_manual(put(values((7, 2)), ALL), ROWS)
     with pytest.raises(UsageError, match="put places host values"):

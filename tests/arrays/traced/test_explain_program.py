@@ -33,10 +33,14 @@ def test_a_gather_that_is_cut_again_is_found_with_its_line_and_its_mend():
         return shoal.constrain(z, TARGET) + 1
 
     report = shoal.explain_program(jax.jit(program), array())
-    assert {one.kind for one in report.hidden} == {"gathered"}
-    assert report.received_bytes == sum(one.received_bytes for one in report.hidden) == 12 * 1024
+    assert {movement.kind for movement in report.hidden} == {"gathered"}
+    assert (
+        report.received_bytes
+        == sum(movement.received_bytes for movement in report.hidden)
+        == 12 * 1024
+    )
     lines = {here("gathered"), here("gathered") - 1}  # on which of both, XLA decides
-    assert all(any(f":{n} (" in one.source for n in lines) for one in report.hidden)
+    assert all(any(f":{n} (" in movement.source for n in lines) for movement in report.hidden)
     assert "via=plan_relayout" in str(report)
 
     plan = shoal.plan_relayout(array(), TARGET)
@@ -51,21 +55,23 @@ def test_operands_that_lie_otherwise_and_sums():
         return (x @ x.T).sum(0)  # moved
 
     report = shoal.explain_program(jax.jit(program), array())
-    assert {one.kind for one in report.movements} == {"moved", "summed"}
-    assert all(f":{here('moved')} (" in one.source for one in report.movements)
-    assert {one.operation for one in report.hidden} <= {"dot_general", "transpose"}
+    assert {movement.kind for movement in report.movements} == {"moved", "summed"}
+    assert all(f":{here('moved')} (" in movement.source for movement in report.movements)
+    assert {movement.operation for movement in report.hidden} <= {"dot_general", "transpose"}
     assert str(report).index(report.hidden[0].operation) < str(report).index("reduce_sum")
 
 
-def test_what_the_program_writes_is_not_hidden():
+def test_collectives_written_in_the_program_are_not_hidden():
     total = shoal.manual(lambda x: jax.lax.psum(x, "a"), Layout(CUBE, "a"), None)
     x = shoal.put(np.ones(8, np.float32), Layout(CUBE, "a"))
     report = shoal.explain_program(jax.jit(total), x)
-    assert [(one.kind, one.opcode) for one in report.movements] == [("written", "all-reduce")]
+    assert [(movement.kind, movement.opcode) for movement in report.movements] == [
+        ("written", "all-reduce")
+    ]
     assert not report.hidden
 
 
-def test_shapes_will_do():
+def test_explain_program_takes_abstract_arrays():
     x = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=shoal.named_sharding(SOURCE))
     report = shoal.explain_program(jax.jit(lambda x: x + 1), x)
     assert (report.movements, report.received_bytes) == ((), 0)

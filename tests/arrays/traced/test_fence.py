@@ -25,7 +25,7 @@ BARRIER = re.compile(r"optimization_barrier .*: (.*)")
 def barriers(function, *args):
     """Return the types that each barrier of a program holds."""
     text = jax.jit(function).lower(*args).as_text()
-    return [found.split(", ") for found in BARRIER.findall(text)]
+    return [operands.split(", ") for operands in BARRIER.findall(text)]
 
 
 def layer(params, x):
@@ -37,10 +37,10 @@ def params(*shape):
     return {"w": w, "b": w[0]}
 
 
-def test_a_tree_stands_behind_one_barrier():
+def test_tree_is_fenced_by_one_barrier():
     x = np.ones((2, 3), np.float32)
-    found = barriers(lambda x: fence({"a": x * 2, "b": x[0], "n": None}), x)
-    assert found == [["tensor<2x3xf32>", "tensor<3xf32>"]]
+    fenced = barriers(lambda x: fence({"a": x * 2, "b": x[0], "n": None}), x)
+    assert fenced == [["tensor<2x3xf32>", "tensor<3xf32>"]]
     out = jax.jit(lambda x: fence({"a": x * 2, "n": None}))(x)
     np.testing.assert_array_equal(out["a"], 2 * x)
     assert out["n"] is None
@@ -77,7 +77,7 @@ def test_cotangents_of_integers_pass():
     assert barriers(jax.grad(loss), *args)[-1] == ["tensor<3xf32>"]  # nothing but the slope
 
 
-def test_what_has_no_derivative_gets_none():
+def test_fence_adds_no_derivative_for_inputs_without_one():
     def loss(w, x):
         w, x = fence((w, x))
         return jnp.tanh(x @ w).sum()
@@ -118,8 +118,8 @@ def test_backward_holds_all_cotangents_together_and_no_value():
         return (run(second, run(first, x)) ** 2).sum()
 
     assert barriers(loss, first, second, x) == []
-    found = barriers(jax.grad(loss, (0, 1)), first, second, x)
-    assert [sorted(held) for held in found] == [
+    fenced = barriers(jax.grad(loss, (0, 1)), first, second, x)
+    assert [sorted(held) for held in fenced] == [
         ["tensor<2xf32>", "tensor<3x2xf32>", "tensor<5x3xf32>"],  # second: with its input's
         ["tensor<3xf32>", "tensor<4x3xf32>"],  # first: x needs none
     ]
@@ -166,7 +166,7 @@ def test_on_shards_and_inside_shard_map():
     np.testing.assert_array_equal(jax.jit(mapped)(x), 2 * np.arange(16))
 
 
-def test_what_is_wrong():
+def test_fence_refuses_invalid_arguments():
     with pytest.raises(UsageError, match=r"only the derivative can be fenced: backward=True"):
         fence(layer)
     with pytest.raises(UsageError, match=r"\['a'\]: is a str"):

@@ -86,7 +86,7 @@ def test_no_program_merges_or_gathers_what_leads(weights):
 
 @pytest.mark.parametrize("kind", MESHES)
 @pytest.mark.parametrize("split", [("model", None), (None, "model")])
-def test_the_result_lies_as_asked(kind, split):
+def test_linear_result_has_the_requested_layout(kind, split):
     mesh = MESHES[kind]
     wide = Layout(mesh, "data", "seq", split[0])
     with jax.set_mesh(jax_mesh(mesh)):
@@ -139,12 +139,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("args", "words"), WRONG, ids=[words for _, words in WRONG])
-def test_what_does_not_fit_is_said(args, words):
+def test_linear_refuses_operands_that_do_not_fit(args, words):
     with pytest.raises(UsageError, match=words):
         linear(*args)
 
 
-def test_a_layout_that_does_not_fit_is_said():
+def test_layout_that_does_not_fit_raises_with_the_reason():
     with pytest.raises(UsageError, match=r"shape \(2, 3, 5\) has rank 3"):
         linear(X, W, layout=Layout(AUTO, "data", None, None, None))
     with pytest.raises(UsageError, match="size 5, which 2 shards"):
@@ -154,7 +154,7 @@ def test_a_layout_that_does_not_fit_is_said():
         jax.jit(linear)(x, w)
 
 
-def test_a_dtype_of_sums_that_is_none_is_said():
+def test_invalid_preferred_element_type_raises():
     with pytest.raises(UsageError, match="preferred_element_type: float64 would become float32"):
         linear(X, W, preferred_element_type=np.float64)
     for wrong in ("float99", object, str, "M8", "f4,f4", "(2,", "\ud800"):
@@ -190,10 +190,10 @@ WRONG_IN_XLA = [  # x, weight, the result: forwards, or in one of the derivative
 def is_right(product, x, w, cotangent):
     """Are the product and its derivatives those of NumPy?"""
     y, pull_back = jax.vjp(product, x, w)
-    found = [y, *pull_back(cotangent)]
+    results = [y, *pull_back(cotangent)]
     x, w, cotangent = map(np.asarray, (x, w, cotangent))
     wanted = [x @ w.T, cotangent @ w, cotangent.T @ x]
-    return all(np.allclose(a, b, atol=1e-3) for a, b in zip(found, wanted, strict=True))
+    return all(np.allclose(a, b, atol=1e-3) for a, b in zip(results, wanted, strict=True))
 
 
 @pytest.fixture(params=WRONG_IN_XLA, ids=str)

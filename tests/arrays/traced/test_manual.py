@@ -68,17 +68,17 @@ def test_derivatives_are_those_of_one_device(mesh, axes):
         return lambda x, w: (jnp.tanh(run(x, w)) ** 2).sum()
 
     x, w = (put(v, Layout(mesh, None, None)) for v in (host(8, 4), host(4, 6)))
-    ours, one = loss(product(mesh, axes=axes)), loss(jnp.matmul)
+    ours, single = loss(product(mesh, axes=axes)), loss(jnp.matmul)
     for both in ((0, 1), (1,)):
         slopes = jax.jit(jax.grad(ours, both))(x, w)
-        expected = jax.grad(one, both)(jnp.asarray(host(8, 4)), jnp.asarray(host(4, 6)))
+        expected = jax.grad(single, both)(jnp.asarray(host(8, 4)), jnp.asarray(host(4, 6)))
         for slope, wanted in zip(slopes, expected, strict=True):
             np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-5)
     if mesh is AUTO:
         check_grads(jax.jit(ours), (x, w), order=1, modes=["fwd", "rev"], rtol=0.05, atol=0.05)
 
 
-def test_what_is_equal_everywhere_gets_the_sum_of_its_slopes():
+def test_replicated_argument_gets_the_sum_of_its_gradients():
     scale = manual(
         lambda s, x: psum((s * x).sum(), ("data", "model")),
         (Layout(AUTO), Layout(AUTO, ("data", "model"))),
@@ -96,10 +96,10 @@ def test_batches(axes):
         s if a is None else tuple(np.insert(s, a, 3)) for s, a in zip(shapes, axes, strict=True)
     ]
     x, w = (host(*shape) for shape in full)
-    run, one = product(AUTO), jnp.matmul
+    run, single = product(AUTO), jnp.matmul
     for wrap in (lambda f: f, lambda f: jax.grad(lambda x, w: (f(x, w) ** 2).sum(), (0, 1))):
         ours = jax.jit(jax.vmap(wrap(run), in_axes=axes))(x, w)
-        wanted = jax.vmap(wrap(one), in_axes=axes)(x, w)
+        wanted = jax.vmap(wrap(single), in_axes=axes)(x, w)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, wanted
         )
@@ -216,7 +216,7 @@ def test_outside_jit_it_is_compiled_once():
         np.testing.assert_array_equal(run(host(8)), 2 * host(8))
 
 
-def test_it_follows_the_default_mesh():
+def test_manual_uses_the_default_mesh():
     run = manual(lambda x: x * jax.lax.axis_size("x"), "x", "x")
     for size in (2, 4):
         with use_mesh(Mesh({"x": size})):
@@ -258,13 +258,13 @@ def body(x):
 
 @pytest.mark.parametrize("words", WRONG)
 @pytest.mark.parametrize("how", ["jit", "call"])
-def test_what_is_wrong_is_said_in_the_programs_names(words, how):
+def test_errors_use_the_names_of_the_program(words, how):
     run = WRONG[words]()
     with pytest.raises(UsageError, match=words):
         (jax.jit(run) if how == "jit" else run)(host(8, 8))
 
 
-def test_more_that_is_wrong():
+def test_manual_refuses_other_invalid_arguments():
     with pytest.raises(UsageTypeError, match="must be a function"):
         manual(3, ROWS, ROWS)
     with pytest.raises(UsageTypeError, match="positional arguments: x"):
@@ -306,7 +306,7 @@ def test_a_gathered_result_is_one_that_all_have():
 
 
 @pytest.mark.parametrize("wrong", [3, object()])
-def test_what_is_no_layout_is_shown(wrong):
+def test_values_that_are_not_layouts_are_shown(wrong):
     with pytest.raises(UsageTypeError, match=r"manual: in_layouts: .* is not a layout"):
         manual(body, wrong, ROWS)
     with pytest.raises(UsageTypeError, match=r"manual: out_layouts: .* is not a layout"):

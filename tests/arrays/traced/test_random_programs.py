@@ -37,12 +37,12 @@ AROUND = ["scan", "loop", "remat", "vmap", "jit", "custom_vjp"]
 @st.composite
 def steps(draw, depth=1):
     """A tree of operations: (name, dims of its layout, the operations inside)."""
-    found = []
+    chosen = []
     for _ in range(draw(st.integers(1, 3))):
         name = draw(st.sampled_from(LEAVES + AROUND if depth else LEAVES))
         inside = draw(steps(depth=depth - 1)) if name in AROUND else []
-        found.append((name, draw(st.sampled_from(DIMS)), inside))
-    return found
+        chosen.append((name, draw(st.sampled_from(DIMS)), inside))
+    return chosen
 
 
 class Ours:

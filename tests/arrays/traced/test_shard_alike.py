@@ -36,7 +36,7 @@ def groups(function, *args):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_what_one_has_from_before_the_other_has_too(swapped):
+def test_earlier_layout_of_one_array_is_shared_with_the_other(swapped):
     def both(a, b):
         pair = (jnp.sin(a), jnp.cos(b))
         one, other = shard_alike(*(pair[::-1] if swapped else pair))
@@ -54,7 +54,7 @@ def test_what_one_has_from_before_the_other_has_too(swapped):
     assert re.search(r"f32\[2,8\]\S* cosine", program)  # computed where it lies, not moved
 
 
-def test_what_one_gets_from_after_the_other_has_too():
+def test_later_layout_of_one_array_is_shared_with_the_other():
     def both(a, b):
         a, b = shard_alike(jnp.sin(a), jnp.cos(b))
         return a, constrain(b * 2, ROWS)
@@ -177,7 +177,7 @@ def test_outside_jit_layouts_agree_or_an_error_says_what_to_write():
         shard_alike({"w": x}, {"w": values()})
 
 
-def test_what_differs_is_named_by_path():
+def test_differences_between_the_trees_are_named_by_path():
     x = jnp.ones(8)
     with pytest.raises(UsageError, match=r"\['b'\]: in the first tree only"):
         jax.jit(shard_alike)({"a": x, "b": x}, {"a": x, "b": None})

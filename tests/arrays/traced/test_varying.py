@@ -60,14 +60,14 @@ DIFFERING = {
 
 
 @pytest.mark.parametrize("name", DIFFERING)
-def test_what_devices_decide_differently_is_no_value_of_all(name):
+def test_values_that_differ_by_device_are_refused_as_replicated(name):
     fn = DIFFERING[name]
     with pytest.raises(UsageError, match=r"may differ along data \(by its [a-z_ ]+, of which"):
         manual(fn, ROWS, ONE)(VALUE)
     each = manual(lambda x: fn(x)[None], ROWS, Layout(MESH, "data"))(VALUE)
     assert len({*each.tolist()}) > 1  # and so they do
-    one = manual(lambda x: pmax(fn(x), "data"), ROWS, ONE)(VALUE)
-    assert [int(shard.data) for shard in one.addressable_shards] == [max(each.tolist())] * 8
+    largest = manual(lambda x: pmax(fn(x), "data"), ROWS, ONE)(VALUE)
+    assert [int(shard.data) for shard in largest.addressable_shards] == [max(each.tolist())] * 8
 
 
 def total(x):
@@ -93,7 +93,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_is_one_value_passes(name):
+def test_values_equal_on_all_devices_are_accepted_as_replicated(name):
     y = manual(ALIKE[name], ROWS, ALL)(VALUE)
     assert len({np.asarray(shard.data).tobytes() for shard in y.addressable_shards}) == 1
 

@@ -30,7 +30,7 @@ TREE = {"w": NUMBERS, "many": {f"leaf{n:05}": np.int32(n) for n in range(4000)},
 
 
 def one():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def bucket():
     return ObjectStore(MemoryObjects())
 
 
-def test_a_copy_of_a_copy_is_what_was_saved(source, tmp_path):
+def test_copy_of_a_copy_equals_the_original(source, tmp_path):
     there, back = bucket(), LocalStore(tmp_path / "back")
     seen = []
     first = copy_checkpoint(source, there, seen.append)
@@ -76,7 +76,7 @@ def test_the_files_of_several_processes(processes, tmp_path):
     assert verify_files(open_checkpoint(there)) == []
 
 
-def test_what_is_there_already(source, tmp_path):
+def test_copying_again_copies_nothing_and_another_checkpoint_is_refused(source, tmp_path):
     there = bucket()
     first = copy_checkpoint(source, there)
     again = copy_checkpoint(source, there)
@@ -170,7 +170,7 @@ def test_a_step_that_is_deleted_while_it_is_copied(tmp_path):
         copy_checkpoint(source, there, lambda _: source.delete("00000000000a"))
 
 
-def test_of_two_copies_at_once_the_second_finds_the_first(source):
+def test_concurrent_copy_finds_the_finished_one(source):
     there, done = bucket(), []
 
     def another(_):

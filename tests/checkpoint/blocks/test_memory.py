@@ -14,7 +14,7 @@ from checkpoint import hand_written
 from shoal.checkpoint.blocks.memory import extra_bytes, uncollected
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring.filling import Restorer, fill, on_host
-from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.restoring.target import LeafRequest
 from shoal.checkpoint.store.opening import open_checkpoint
 
 
@@ -25,7 +25,7 @@ def _fail_inside(inside):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_what_was_on_is_on_again(before):
+def test_garbage_collector_state_is_restored_after_an_error(before):
     was_enabled = gc.isenabled()
     try:
         gc.enable() if before else gc.disable()
@@ -38,7 +38,7 @@ def test_what_was_on_is_on_again(before):
         gc.enable() if was_enabled else gc.disable()
 
 
-def test_the_bound_is_the_callers_or_some_of_what_is_free():
+def test_memory_bound_is_the_callers_or_part_of_the_free_memory():
     assert extra_bytes(12345) == 12345
     assert 1 << 20 < extra_bytes(None) <= 2 << 30
 
@@ -47,8 +47,8 @@ def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
     tree = {name: name.encode() * 800_000 for name in "abcd"}
     hand_written.write(tmp_path / "saved", tree)
     checkpoint = open_checkpoint(LocalStore(tmp_path / "saved"))
-    wishes = [Wish(number, None, None) for number in range(4)]
-    fillings = [on_host(checkpoint, wish, Restorer(0, 1)) for wish in wishes]
+    requests = [LeafRequest(number, None, None) for number in range(4)]
+    fillings = [on_host(checkpoint, request, Restorer(0, 1)) for request in requests]
     held = [weakref.ref(one.wants[0].out) for one in fillings]
     alive = []
 
@@ -95,7 +95,7 @@ FORKED = """
 """
 
 
-def test_what_a_forked_process_does_to_memory_does_not_show_here(tmp_path, child_env):
+def test_memory_changes_of_a_forked_process_are_not_visible(tmp_path, child_env):
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), str(tmp_path / "saved")],
         env=child_env, capture_output=True, text=True, timeout=60, check=False,

@@ -60,7 +60,7 @@ def want_of(name, cuts, out):
     st.sampled_from((BLOCK_BYTES, 1 << 20, 1 << 26)),
     st.sampled_from((1, 2000, reader._LEAST_RUN_BYTES)),
 )
-def test_any_boxes(checkpoint, monkeypatch, asked, most_bytes, least_run_bytes):
+def test_read_boxes_fills_any_boxes(checkpoint, monkeypatch, asked, most_bytes, least_run_bytes):
     monkeypatch.setattr(reader, "_LEAST_RUN_BYTES", least_run_bytes)
     outs = [np.empty(TREE[name][cuts].shape, TREE[name].dtype) for name, cuts in asked]
     wants = [want_of(name, cuts, out) for (name, cuts), out in zip(asked, outs, strict=True)]
@@ -93,7 +93,7 @@ def test_memory_that_is_not_contiguous(checkpoint):
     assert (turned == TREE["box"]).all()
 
 
-def test_a_block_is_read_once_whoever_wants_it(checkpoint, monkeypatch):
+def test_block_is_read_once_for_several_requests(checkpoint, monkeypatch):
     amounts = []
     read_at = LocalFolder.read_at
     lock = threading.Lock()
@@ -117,7 +117,7 @@ def test_a_block_is_read_once_whoever_wants_it(checkpoint, monkeypatch):
     assert read_bytes <= outs[0].nbytes + 2 * BLOCK_BYTES * len(checkpoint.index.files)
 
 
-def test_what_is_no_box_of_a_leaf(checkpoint):
+def test_read_boxes_refuses_invalid_boxes(checkpoint):
     for out in (np.empty(3, np.float64), np.empty((1, 1, 1), np.float32)):
         with pytest.raises(UsageError, match=r"box: .* is not a box of it"):
             read_boxes(checkpoint, [Want(NUMBER["box"], (0, 0, 0), out)], most_bytes=1 << 22)
@@ -141,7 +141,7 @@ def test_the_first_error_ends_the_reading(checkpoint, monkeypatch):
     assert len(calls) == 1  # one thread: there is memory for one block
 
 
-def test_verify_reads_every_byte_and_tells_of_all_that_is_wrong(tmp_path):
+def test_verify_reads_every_byte_and_reports_every_problem(tmp_path):
     hand_written.write(tmp_path / "saved", TREE, hand_written.grid(3), processes=2)
     checkpoint = open_checkpoint(LocalStore(tmp_path / "saved"))
     told = []

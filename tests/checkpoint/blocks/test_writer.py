@@ -96,7 +96,7 @@ def _image(specs: list[tuple]) -> tuple[FileImage, bytes]:
 
 @settings(max_examples=200)
 @given(st.lists(arrays, max_size=6), st.sampled_from([8, 24, 64, 1 << 20]))
-def test_windows_of_an_image_are_what_it_holds(specs, window):
+def test_windows_of_an_image_have_its_content(specs, window):
     image, expected = _image(specs)
     size = whole_pages(image.num_bytes)
     out = np.full(size, 0xAA, np.uint8)
@@ -321,7 +321,7 @@ def test_the_first_error_of_any_thread_ends_all():
     assert not [one for one in threading.enumerate() if one.name == "shoal files"]
 
 
-def test_where_no_thread_can_be_started_this_one_does_it_all(monkeypatch):
+def test_in_threads_runs_everything_here_if_no_thread_can_start(monkeypatch):
     def refuse(_) -> None:
         raise RuntimeError("can't start new thread")
 

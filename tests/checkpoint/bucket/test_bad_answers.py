@@ -106,7 +106,7 @@ for _name in ("listed", "listed_below", "info", "read", "read_at"):
 def saved(steps=2):
     """Return a bucket with a run of a few steps."""
     objects = Lying()
-    with shoal.Checkpoints(ObjectStore(objects), asynchronous=False, coordinator=one()) as ckpts:
+    with shoal.Checkpoints(ObjectStore(objects), asynchronous=False, client=one()) as ckpts:
         for step in range(steps):
             ckpts.save(step, tree_of(step))
     return objects
@@ -115,7 +115,7 @@ def saved(steps=2):
 def run(objects):
     """Go on from the newest step; return what was restored and acknowledged."""
     root = ObjectStore(objects)
-    with shoal.Checkpoints(root, keep=2, asynchronous=False, coordinator=one()) as ckpts:
+    with shoal.Checkpoints(root, keep=2, asynchronous=False, client=one()) as ckpts:
         state, first = ckpts.resume(None, tree_of(-1), skip_corrupt=True)
         assert np.array_equal(state["w"], tree_of(first - 1)["w"])
         ckpts.save(first, tree_of(first))
@@ -191,7 +191,7 @@ def test_a_page_for_every_request_is_no_new_run(saved_steps):
     objects.answers = Answers("page", 1, 1 << 30)
     root = ObjectStore(objects)
     with pytest.raises(StorageError, match="a proxy may answer in place of the bucket"):
-        shoal.Checkpoints(root, recover=False, coordinator=one())
+        shoal.Checkpoints(root, recover=False, client=one())
     with pytest.raises(CheckpointError):
         save.on(one(), root, tree_of(0))
 
@@ -212,7 +212,7 @@ def test_a_listing_that_ends_with_a_whole_page_is_made_again():
 def test_a_commit_that_is_listed_and_cannot_be_read_is_an_error():
     objects = saved()
     for skip_corrupt in (False, True):
-        with shoal.Checkpoints(ObjectStore(objects), recover=False, coordinator=one()) as ckpts:
+        with shoal.Checkpoints(ObjectStore(objects), recover=False, client=one()) as ckpts:
             objects.answers = Answers("absent", 1, 1 << 30, of=COMMIT)
             with pytest.raises(StorageError, match="step_000000000001: the bucket lists a COMMIT"):
                 ckpts.resume(None, tree_of(0), skip_corrupt=skip_corrupt)
@@ -225,7 +225,7 @@ def test_a_step_that_was_skipped_is_replaced_only_if_it_is_still_damaged(of, is_
     objects = saved()
     before = committed(objects)
     with shoal.Checkpoints(
-        ObjectStore(objects), asynchronous=False, coordinator=one(), recover=False
+        ObjectStore(objects), asynchronous=False, client=one(), recover=False
     ) as ckpts:
         objects.answers = Answers("flipped", 1, 2, of=of)  # of the newest step
         _, first = ckpts.resume(None, tree_of(0), skip_corrupt=True)
@@ -248,7 +248,7 @@ def test_a_step_that_was_skipped_is_replaced_only_if_it_is_still_damaged(of, is_
 def test_a_delete_that_returns_has_deleted(kind, times):
     def by_checkpoints(objects):
         root = ObjectStore(objects)
-        with shoal.Checkpoints(root, coordinator=one(), recover=False) as ckpts:
+        with shoal.Checkpoints(root, client=one(), recover=False) as ckpts:
             ckpts.delete(1)
 
     def by_command(objects):
@@ -273,7 +273,7 @@ def test_a_delete_that_returns_has_deleted(kind, times):
 
 
 @pytest.mark.parametrize("kind", ["absent", "page", "cut"])
-def test_a_lease_that_was_read_wrongly_says_what_it_said(kind):
+def test_lease_that_is_misread_keeps_its_owner(kind):
     """It says what its attempt replaces: a beat that wrote back a page would lose that."""
     objects, at, is_over = Lying(), 0, False
     store, owner = ObjectStore(objects), {"host": "here", "replaces": "00000000000b"}

@@ -57,7 +57,7 @@ def env(server):
 
 
 def one():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def test_large_arrays_come_back_on_another_mesh(server, bucket):
@@ -89,7 +89,7 @@ def test_the_path_of_a_step_keeps_the_options(server, bucket, env):
         Bucket(f"{bucket}/alone", single_writer=True, **servers.options(server)),
         Bucket(f"{bucket}/run", store=own),
     ):
-        with shoal.Checkpoints(run, coordinator=one()) as ckpts:
+        with shoal.Checkpoints(run, client=one()) as ckpts:
             ckpts.save(7, tree)
             ckpts.wait()
             place = ckpts.path_of(7)
@@ -177,7 +177,7 @@ def test_a_job_of_two_processes_saves_and_resumes_by_a_url(bucket, env, tmp_path
     assert run(f"{bucket}/run") == "p0| 3 (4, 5) [6.0, 6.0, 6.0]\n"
 
 
-def test_doctor_says_what_is_wrong(env, bucket):
+def test_doctor_reports_problems_of_a_bucket(env, bucket):
     def doctor(url, *more):
         command = [sys.executable, "-m", "shoal", "doctor", "--json", "--shared", url, *more]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -257,7 +257,7 @@ def test_addresses(path, url, monkeypatch):
         ("s3://b/x", {"store": S3Store("other", region="r")}, "is of the bucket 'other'"),
     ],
 )
-def test_what_is_refused_at_once(url, options, words, monkeypatch):
+def test_bucket_refuses_invalid_addresses_and_options_at_once(url, options, words, monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(UsageError, match=words):
         Bucket(url, **options)
@@ -339,9 +339,9 @@ def test_an_object_that_cannot_be_listed_is_named(server, bucket, key, shown):
     client.put_object(Bucket=name, Key=key, Body=b"")
     place = Bucket(f"{bucket}/run", **servers.options(server))
     with pytest.raises(StorageError, match=re.escape(f"begins with {shown}, which cannot be")):
-        shoal.Checkpoints(place, coordinator=one())
+        shoal.Checkpoints(place, client=one())
     client.delete_object(Bucket=name, Key=key)
-    shoal.Checkpoints(place, coordinator=one()).close()
+    shoal.Checkpoints(place, client=one()).close()
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
@@ -367,7 +367,7 @@ def test_without_obstore_the_error_names_the_extra(tmp_path):
     assert "s3://b/x: buckets need obstore: pip install 'obstore>=0.12'" in done.stderr
 
 
-def test_a_forked_child_is_told(env, bucket):
+def test_forked_child_that_uses_the_store_raises_usage_error(env, bucket):
     program = f"""
 import os, sys, shoal
 from shoal.checkpoint.at import store_at
@@ -390,7 +390,7 @@ print(store.names())
     assert done.stdout.endswith("['x']\n"), done
 
 
-def test_what_takes_long_is_logged_once_for_each_file(monkeypatch, caplog):
+def test_slow_requests_are_logged_once_per_file(monkeypatch, caplog):
     for name, limit in (("_SLOW_S", 0.05), ("_LEAST_S", 0.2), ("_CONNECT_TIMEOUT", timedelta(0))):
         monkeypatch.setattr(f"shoal.checkpoint.bucket.transport.{name}", limit)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -445,7 +445,7 @@ else:
 
 
 @pytest.mark.parametrize("what", ["read", "write"])
-def test_an_interrupt_ends_what_all_threads_wait_for(what):
+def test_interrupt_ends_the_requests_of_all_threads(what):
     with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as stack:
         silent.settimeout(60)
         command = [sys.executable, "-c", WAITING, f"http://127.0.0.1:{silent.getsockname()[1]}"]
@@ -502,12 +502,12 @@ def test_a_real_server_that_ignores_conditions_is_refused():
         words = r"ignores the conditions of writes.*(\n.*)*single_writer=True"
         with pytest.raises(StorageError, match=words):
             save.on(one(), place, {"n": 1})
-        ckpts = shoal.Checkpoints(place, asynchronous=False, coordinator=one())
+        ckpts = shoal.Checkpoints(place, asynchronous=False, client=one())
         with pytest.raises(StorageError, match=words):
             ckpts.save(0, {"n": 1})
         ckpts.close()
         said = Bucket("s3://lies/run", single_writer=True, **options)
-        with shoal.Checkpoints(said, keep=1, coordinator=one()) as ckpts:
+        with shoal.Checkpoints(said, keep=1, client=one()) as ckpts:
             for step in range(2):
                 ckpts.save(step, {"n": step})
         assert ckpts.all_steps() == (1,)
@@ -568,7 +568,7 @@ def test_an_upload_ends_at_the_deadline_too(silent, monkeypatch):
 # ---- what a review found
 
 
-def test_a_repair_of_a_register_spares_what_was_committed_meanwhile(monkeypatch):
+def test_register_repair_spares_a_concurrent_commit(monkeypatch):
     objects = MemoryObjects()
     store = ObjectStore(objects)
     objects.put("COMMIT", b"garbage")
@@ -588,7 +588,7 @@ def test_a_repair_of_a_register_spares_what_was_committed_meanwhile(monkeypatch)
     assert store.committed().attempt == "00000000000a"
 
 
-def test_what_is_left_of_deleted_steps_is_no_step():
+def test_remains_of_deleted_steps_are_not_listed():
     root = ObjectStore(MemoryObjects())
     for number in range(40):  # many attempts at one step: a long register
         root.step(1).abandon(f"{number:012x}")
@@ -602,7 +602,7 @@ def test_what_is_left_of_deleted_steps_is_no_step():
     assert [step for step, _ in root.steps()] == [4]
 
 
-def test_a_step_is_settled_if_only_what_a_commit_needs_is_there(caplog):
+def test_step_is_settled_if_it_has_only_the_files_of_its_commit(caplog):
     root = ObjectStore(MemoryObjects())
     for step in range(7):
         Save("00000000000a", step=step).save(root.step(step))
@@ -649,8 +649,8 @@ def test_a_save_lists_no_more_the_longer_the_run(monkeypatch):
         return found
 
     monkeypatch.setattr(MemoryObjects, "listed_below", counted)
-    root, coordinator = ObjectStore(MemoryObjects()), LocalJob(1).coordinators[0]
-    with shoal.Checkpoints(root, keep=2, asynchronous=False, coordinator=coordinator) as ckpts:
+    root, client = ObjectStore(MemoryObjects()), LocalJob(1).clients[0]
+    with shoal.Checkpoints(root, keep=2, asynchronous=False, client=client) as ckpts:
         for step in range(10, 50):
             ckpts.save(step, {"w": np.ones(3)})
             most, listed[:] = max(listed), []
@@ -662,7 +662,7 @@ def test_a_save_lists_no_more_the_longer_the_run(monkeypatch):
         assert ckpts.all_steps() == (7, 48, 49)
         ckpts.save(50, {"w": np.ones(3)})
         assert ckpts.all_steps() == (48, 49, 50)
-    with shoal.Checkpoints(root, keep=1, asynchronous=False, coordinator=coordinator) as ckpts:
+    with shoal.Checkpoints(root, keep=1, asynchronous=False, client=client) as ckpts:
         ckpts.unpin(48)
         ckpts.save(51, {"w": np.ones(3)})
         assert ckpts.all_steps() == (51,)

@@ -50,7 +50,9 @@ def nobody(monkeypatch, tmp_path):
         ("abfs", {}, {"AZURE_STORAGE_SAS_KEY": "k"}, "the variable AZURE_STORAGE_SAS_KEY"),
     ],
 )
-def test_what_obstore_finds_itself(scheme, options, variables, source, monkeypatch):
+def test_credentials_are_left_to_obstore_where_it_finds_them(
+    scheme, options, variables, source, monkeypatch
+):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found = credentials(BY_SCHEME[scheme], options)
@@ -99,7 +101,7 @@ def test_a_profile_is_read_by_boto3(tmp_path):
         ("", "[profile p\n", "p", "parse"),
     ],
 )
-def test_a_setting_of_boto3_that_is_wrong_is_said(
+def test_invalid_boto3_setting_raises_with_the_reason(
     credentials_file, config_file, profile, words, tmp_path, monkeypatch
 ):
     (tmp_path / ".aws").mkdir()

@@ -64,14 +64,14 @@ def tree_of(step):
 
 
 def one():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def open_run(where, address, keep=1, *, is_quick=False, **options):
     """Open a run. `is_quick`: with faults; else a slow machine is none."""
     more = QUICK if is_quick else {}
     place = Bucket(where, **servers.options(address), **more)
-    return shoal.Checkpoints(place, keep=keep, coordinator=one(), **options)
+    return shoal.Checkpoints(place, keep=keep, client=one(), **options)
 
 
 def run(where, address, saved):
@@ -119,7 +119,7 @@ def total(server, bucket):
     ("kind", "first", "every"),
     [*EACH, *(pytest.param(*one, marks=pytest.mark.buckets) for one in EVERY)],
 )
-def test_what_a_fault_leaves_is_whole(server, bucket, total, kind, first, every):
+def test_fault_at_any_request_leaves_a_consistent_bucket(server, bucket, total, kind, first, every):
     assert total > 30
     fired = 0
     for at in range(1 + first, total + 1, every):
@@ -209,7 +209,7 @@ def test_a_server_that_is_away_for_a_while_ends_nothing(any_server, request_, se
     any_server.fault = Away(way, request_, seconds)
     where = f"s3://away/{secrets.token_hex(6)}"
     place = Bucket(where, **servers.options(any_server.url))
-    with shoal.Checkpoints(place, keep=1, asynchronous=False, coordinator=one()) as ckpts:
+    with shoal.Checkpoints(place, keep=1, asynchronous=False, client=one()) as ckpts:
         for step in range(2):
             ckpts.save(step, tree_of(step))
         assert np.array_equal(ckpts.restore()["w"], tree_of(1)["w"])
@@ -223,7 +223,7 @@ def attempts(where, address):
     return {one.step: one.commit.attempt for one in saved_steps.commits(store_at(place, ""))}
 
 
-def test_a_restore_sends_what_its_plan_says(server, bucket):
+def test_restore_sends_as_many_requests_as_planned(server, bucket):
     server.fault = Fault()
     place = Bucket(f"{bucket}/planned", **servers.options(server.url))
     tree = {f"w{n}": np.full((1 << 10, 1 << 10), n, np.float32) for n in range(5)}  # 20 MiB

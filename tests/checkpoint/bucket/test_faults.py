@@ -80,12 +80,12 @@ def tree_of(step):
 
 
 def one():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def run(root, saved, done):
     """Save a few steps, and restore; note what was acknowledged."""
-    with shoal.Checkpoints(root, keep=1, asynchronous=False, coordinator=one()) as ckpts:
+    with shoal.Checkpoints(root, keep=1, asynchronous=False, client=one()) as ckpts:
         _, first = ckpts.resume(None, tree_of(0))
         for step in range(first, first + len(STEPS)):
             ckpts.save(step, tree_of(step))
@@ -131,7 +131,7 @@ def saves_the_next(ckpts, saved, tree_of):
 def check(objects, saved):
     """The next run goes on."""
     root = ObjectStore(objects)
-    with shoal.Checkpoints(root, keep=2, lease_s=0.001, coordinator=one()) as ckpts:
+    with shoal.Checkpoints(root, keep=2, lease_s=0.001, client=one()) as ckpts:
         first = saves_the_next(ckpts, saved, tree_of)
         ckpts.save(first + 1, tree_of(first + 1))
         ckpts.wait()
@@ -189,7 +189,7 @@ def damaged():
     """Return a bucket with two steps of which the newest is damaged."""
     objects = Faulty()
     objects.line = Line()
-    with shoal.Checkpoints(ObjectStore(objects), asynchronous=False, coordinator=one()) as ckpts:
+    with shoal.Checkpoints(ObjectStore(objects), asynchronous=False, client=one()) as ckpts:
         for step in range(2):
             ckpts.save(step, tree_of(step))
     here = objects.below("step_000000000001")
@@ -201,7 +201,7 @@ def damaged():
 def replace(objects, line=None):
     """Save the step again that `resume` has skipped."""
     with shoal.Checkpoints(
-        ObjectStore(objects), keep=2, lease_s=0.001, asynchronous=False, coordinator=one()
+        ObjectStore(objects), keep=2, lease_s=0.001, asynchronous=False, client=one()
     ) as ckpts:
         _, first = ckpts.resume(None, tree_of(0), skip_corrupt=True)
         if line is not None:

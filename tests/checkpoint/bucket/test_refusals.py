@@ -105,7 +105,7 @@ def test_each_refusal_has_its_sentence(status, code, words):
     assert (NO_RIGHT in text) == (words == NO_RIGHT)
 
 
-def test_another_region_is_said():
+def test_wrong_region_of_a_bucket_raises_with_advice():
     with serving(301) as port:
         text = error_of(f"http://127.0.0.1:{port}")
     assert "the bucket is not in the region eu-central-1: set AWS_REGION" in text

@@ -336,7 +336,7 @@ def test_no_two_writes_have_equal_bytes():
         Register(None, (A, B), nonce="n"),
     ],
 )
-def test_it_comes_back(found):
+def test_register_round_trips(found):
     data = encode_register(found)
     assert decode_register(data) == found
     if found.commit is None:

@@ -44,7 +44,7 @@ def test_attempts_have_names_of_their_own():
     assert all(len(one) == 12 and int(one, 16) >= 0 for one in some)
 
 
-def test_nothing_is_there(folder):
+def test_missing_directory_has_no_attempts_or_commit(folder):
     assert step_folder.committed(folder) is None
     assert step_folder.folder_state(folder) == StoreState(None, [], (), False, ())
     assert not step_folder.see(folder, FIRST.attempt)
@@ -84,7 +84,7 @@ def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     assert value_of(folder, commit) == 7
 
 
-def test_what_is_saved_is_saved(folder):
+def test_committed_step_is_not_overwritten(folder):
     FIRST.save(folder)
     for act in (
         lambda: SECOND.begin(folder),
@@ -101,7 +101,7 @@ def test_what_is_saved_is_saved(folder):
     assert value_of(folder, step_folder.committed(folder)) == 7
 
 
-def test_a_pin_and_files_of_nobody_are_kept(folder):
+def test_pins_and_foreign_files_are_kept(folder):
     folder.make()
     for name in ("KEEP", "notes.txt", "PENDING-xyz", "data-00000000000a"):
         folder.write_new(name, b"")
@@ -122,7 +122,7 @@ def test_a_deletion_takes_the_pin_along_only_if_nothing_else_is_there(folder):
         assert folder.names() == (["KEEP", *others] if others else [])
 
 
-def test_collecting_spares_who_is_alive(disk, folder):
+def test_garbage_collection_spares_live_attempts(disk, folder):
     FIRST.begin(folder)
     disk.now += 30
     SECOND.begin(folder)
@@ -134,7 +134,7 @@ def test_collecting_spares_who_is_alive(disk, folder):
     assert [one.id for one in step_folder.folder_state(folder).attempts] == [FIRST.attempt]
 
 
-def test_collecting_spares_a_folder_in_which_somebody_may_begin(folder):
+def test_garbage_collection_spares_a_recent_empty_directory(folder):
     folder.make()
     sweep.collect_garbage(folder, idle_s=60)
     folder.write_new("KEEP", b"")
@@ -145,7 +145,7 @@ def test_collecting_spares_a_folder_in_which_somebody_may_begin(folder):
         folder.write_new("KEEP", b"")
 
 
-def test_tombstones_of_what_is_committed_mean_nothing(folder):
+def test_tombstone_beside_a_commit_is_ignored(folder):
     """A file system whose renames are not one step may show both names after a crash."""
     commit = FIRST.save(folder)
     folder.link("COMMIT", f"DELETING-{FIRST.attempt}")
@@ -154,7 +154,7 @@ def test_tombstones_of_what_is_committed_mean_nothing(folder):
     assert value_of(folder, commit) == 7
 
 
-def test_collecting_does_not_end_what_is_listed_half(folder):
+def test_garbage_collection_spares_partially_listed_attempts(folder):
     """A listing that was begun before an attempt may show its files without its PENDING."""
     FIRST.begin(folder)
     names = folder.names
@@ -170,7 +170,7 @@ def test_a_complete_attempt_is_recovered_not_collected(disk, folder):
     assert value_of(folder, step_folder.committed(folder)) == 7
 
 
-def test_of_two_complete_attempts_the_later_is_recovered(disk, folder):
+def test_later_of_two_complete_attempts_is_recovered(disk, folder):
     FIRST.prepare(folder)
     disk.now += 1
     SECOND.prepare(folder)
@@ -230,7 +230,7 @@ def _hole(folder) -> None:
     "damage", [_swap_a_part, _flip("part-00000000000a-00001.safetensors"), _cut_data, _hole],
     ids=["other part", "part", "data", "hole"],
 )  # fmt: skip
-def test_what_does_not_fit_is_not_committed(disk, folder, damage):
+def test_damaged_parts_are_not_committed(disk, folder, damage):
     FIRST.prepare(folder)
     damage(folder)
     with pytest.raises(CorruptCheckpointError) as caught:
@@ -306,7 +306,7 @@ def test_an_attempt_whose_manifest_cannot_be_read_is_not_complete(folder):
         committing.commit(folder, FIRST.attempt)
 
 
-def test_what_pending_says_may_be_anything(folder):
+def test_malformed_pending_files_are_tolerated(folder):
     FIRST.begin(folder)
     for text in (b"", b"{", b"[1]", b"\xff\xfe", b"{}\nabc"):
         folder.rewrite("PENDING-00000000000a", text)

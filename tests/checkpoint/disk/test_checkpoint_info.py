@@ -70,7 +70,7 @@ def finite(value):
     return json.loads(json.dumps(value).replace("NaN", '"nan"'))
 
 
-def test_it_says_what_the_command_says(path, run):
+def test_checkpoint_info_matches_the_show_command(path, run):
     assert finite(shoal.checkpoint_info(path).to_json()) == shown(path)
     assert finite(shoal.checkpoint_info(run, step=9).to_json()) == shown(run, "--step", 9)
     assert finite(shoal.checkpoint_info(run).to_json()) == shown(run)
@@ -108,7 +108,7 @@ def test_a_target_made_of_it(path):
     assert type(back["own"]) is shoal.PerProcess
 
 
-def test_it_is_copied_pickled_and_json_as_what_was_saved(tmp_path):
+def test_checkpoint_info_can_be_copied_pickled_and_dumped_as_json(tmp_path):
     user = {"a": {"b": [1, 2.5, {"c": None}], "d": True}, "name": "blue"}
     with shoal.Checkpoints(tmp_path) as ckpts:
         ckpts.save(1, {"w": np.ones(2), "n": 3}, user=user, metrics={"loss": 0.5, "hits": 3})
@@ -123,7 +123,7 @@ def test_it_is_copied_pickled_and_json_as_what_was_saved(tmp_path):
     assert found.user == ckpts.info().user == user
 
 
-def test_it_prints_as_a_table(path):
+def test_checkpoint_info_prints_as_a_table(path):
     found = shoal.checkpoint_info(path)
     lines = str(found).splitlines()
     assert lines[0].startswith(f"{path}: 9 leaves, ")
@@ -144,7 +144,7 @@ def test_the_newest_step_or_one(run):
         shoal.checkpoint_info(run, step="3")
 
 
-def test_where_nothing_is(tmp_path):
+def test_checkpoint_info_raises_where_nothing_is_saved(tmp_path):
     with pytest.raises(NotCommittedError, match="nothing is saved there"):
         shoal.checkpoint_info(tmp_path / "none")
     (tmp_path / "run" / step_name(3)).mkdir(parents=True)
@@ -179,7 +179,7 @@ def test_without_jax(path):
 
 
 def history(root):
-    return shoal.Checkpoints(root, coordinator=LocalJob(1).coordinators[0], recover=False)
+    return shoal.Checkpoints(root, client=LocalJob(1).clients[0], recover=False)
 
 
 def test_steps_with_metrics_and_the_best(run):
@@ -205,7 +205,7 @@ def test_a_metric_that_no_step_has(run, tmp_path):
         empty.info()
 
 
-def test_of_nan_there_is_no_best(tmp_path):
+def test_best_step_ignores_nan(tmp_path):
     with shoal.Checkpoints(tmp_path) as ckpts:
         ckpts.save(1, {"w": 1}, metrics={"loss": float("nan")})
         ckpts.wait()

@@ -60,7 +60,7 @@ def test_a_file_system_that_cannot_say_how_full_it_is(tmp_path, monkeypatch, num
     shoal.save(tmp_path / "one", {"w": np.ones(2)})
 
 
-def test_of_several_processes_those_that_know_count(tmp_path):
+def test_free_space_is_checked_where_it_is_known(tmp_path):
     def said(*free):
         return {n: {"bytes": 1000, "free": one} for n, one in enumerate(free)}
 

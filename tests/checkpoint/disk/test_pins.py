@@ -21,12 +21,12 @@ MOST_CALLS = 200
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 @pytest.fixture
 def root(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         for step in (1, 2):
             ckpts.save(step, {"w": np.full(4, float(step))})
     return LocalStore(tmp_path)
@@ -98,7 +98,7 @@ def test_whenever_the_other_comes(tmp_path, root, alone, monkeypatch, is_pin_fir
         (is_pinned,) = pins
         outcomes.add(is_pinned)
         is_consistent(root, alone, is_pinned)
-        with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        with Checkpoints(tmp_path, client=alone) as ckpts:
             ckpts.save(1, {"w": np.full(4, 1.0)})
     assert outcomes == {True, False}
     assert number < MOST_CALLS - 1

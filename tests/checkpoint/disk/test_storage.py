@@ -87,7 +87,7 @@ def test_reading_at_an_offset(folder):
 
 
 @pytest.mark.parametrize("new", [b"", b"1", b"longer than before", b"before"])
-def test_rewriting_what_is_there(folder, new):
+def test_rewrite_replaces_existing_files_only(folder, new):
     folder.make()
     folder.write_new("x", b"before")
     folder.rewrite("x", new)
@@ -345,7 +345,7 @@ def test_a_file_system_whose_folders_have_no_fsync(tmp_path, monkeypatch):
         (errno.EMFILE, "ulimit -n"),
     ],
 )
-def test_what_the_system_refuses_names_path_and_reason(tmp_path, monkeypatch, number, words):
+def test_os_errors_name_path_and_reason(tmp_path, monkeypatch, number, words):
     folder = LocalFolder(tmp_path)
     folder.write_new("x", b"")
     operations = {
@@ -376,7 +376,7 @@ def test_what_the_system_refuses_names_path_and_reason(tmp_path, monkeypatch, nu
                 assert os.strerror(number) in str(caught.value)
 
 
-def test_a_path_through_a_file_is_said_to_be_one(tmp_path):
+def test_path_through_a_file_raises_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (LocalFolder(tmp_path / "file"), LocalFolder(tmp_path / "file" / "in")):
         for call in (folder.make, folder.names, lambda folder=folder: folder.read("x")):
@@ -384,7 +384,7 @@ def test_a_path_through_a_file_is_said_to_be_one(tmp_path):
                 call()
 
 
-def test_what_is_no_file_is_not_read(tmp_path):
+def test_pipes_directories_and_oversized_files_are_not_read(tmp_path):
     folder = LocalFolder(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()

@@ -57,7 +57,7 @@ def test_a_file_system_that_cannot_take_room_writes_all_the_same(tmp_path, monke
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800"])
-def test_what_can_be_no_path_is_refused(path):
+def test_invalid_paths_are_refused(path):
     with pytest.raises(UsageError, match="is not a path"):
         LocalFolder(path)
 
@@ -70,7 +70,7 @@ def test_room_that_was_taken_is_given_back(tmp_path):
     assert (tmp_path / "x").stat().st_blocks * 512 <= 1 << 16
 
 
-def test_the_clock_of_who_may_only_read(tmp_path, monkeypatch):
+def test_age_of_a_file_is_known_in_a_read_only_directory(tmp_path, monkeypatch):
     folder = LocalFolder(tmp_path)
     folder.write_new("x", b"")
 

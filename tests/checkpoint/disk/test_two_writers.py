@@ -66,7 +66,7 @@ def _is_one_winner(folder: LocalFolder, outcomes: dict[str, object]) -> None:
     assert folder.names() == names_of(folder, commit)
 
 
-def test_of_two_threads_exactly_one_commits(tmp_path):
+def test_exactly_one_of_two_threads_commits(tmp_path):
     for turn in range(TRIES):
         folder = LocalFolder(tmp_path / str(turn))
         start = threading.Barrier(2)
@@ -89,7 +89,7 @@ def _run_all(path: Path, save: Save, start, results) -> None:
         results.put((turn, save.attempt, outcome))
 
 
-def test_of_two_processes_exactly_one_commits(tmp_path_factory):
+def test_exactly_one_of_two_processes_commits(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("disk")
     context = multiprocessing.get_context("spawn")
     start, results = context.Barrier(2), context.Queue()
@@ -205,7 +205,7 @@ def test_a_committer_that_is_helped_at_a_point_has_committed(folder, point, monk
 
 
 @pytest.mark.parametrize("point", COMMITTING)
-def test_who_dies_committing_leaves_it_to_the_next(folder, point, monkeypatch):
+def test_commit_interrupted_at_any_point_can_be_recovered(folder, point, monkeypatch):
     FIRST.prepare(folder)
     monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
     with pytest.raises(InjectedError):
@@ -279,7 +279,7 @@ def test_a_commit_that_is_renamed_while_a_deletion_is_finished_is_not_taken(fold
     assert value_of(folder, step_folder.committed(folder)) == 2
 
 
-def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder):
+def test_commit_fails_and_restores_a_commit_renamed_by_mistake(folder):
     FIRST.save(folder)
     _delete_frozen_before_its_rename(folder)
     third = THIRD.attempt
@@ -290,7 +290,7 @@ def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder):
     assert "COMMIT" in folder.names()
 
 
-def test_a_deletion_ends_who_commits_the_same_attempt_once_more(folder):
+def test_deletion_aborts_a_second_commit_of_the_same_attempt(folder):
     """What a crash left untidy could be committed again as soon as COMMIT is renamed."""
     FIRST.prepare(folder)
     committing._link(folder, FIRST.attempt)
@@ -345,7 +345,7 @@ def test_a_replacement_that_is_helped_at_a_point_has_committed(replacing, point,
 
 
 @pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])
-def test_what_is_deleted_at_a_point_is_replaced_all_the_same(replacing, point, monkeypatch):
+def test_replacement_succeeds_if_the_old_commit_is_deleted_meanwhile(replacing, point, monkeypatch):
     delete = lambda: sweep.delete_committed(replacing, FIRST.attempt)  # noqa: E731
     _frozen_at(monkeypatch, point, delete)
     commit = _replaced(replacing)
@@ -354,7 +354,7 @@ def test_what_is_deleted_at_a_point_is_replaced_all_the_same(replacing, point, m
 
 
 @pytest.mark.parametrize("point", COMMITTING)
-def test_who_dies_replacing_leaves_one_of_two(replacing, point, monkeypatch):
+def test_interrupted_replacement_leaves_one_of_the_two_commits(replacing, point, monkeypatch):
     monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
     with pytest.raises(InjectedError):
         _replaced(replacing)
@@ -388,7 +388,7 @@ def test_all_processes_of_a_job_may_replace_at_once(tmp_path):
         assert folder.names() == names_of(folder, commits[0])
 
 
-def test_there_is_one_at_every_moment_while_jobs_replace_each_other(folder):
+def test_a_commit_exists_at_every_moment_of_concurrent_replacements(folder):
     """Of replacements of one attempt at once, one or more are committed, one after the other."""
     FIRST.save(folder)
     is_over = threading.Event()

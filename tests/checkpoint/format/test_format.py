@@ -34,7 +34,7 @@ def test_a_manifest_comes_back():
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=3), st.none() | st.integers(0, 1 << 61))
-def test_what_the_caller_adds_comes_back(user, step):
+def test_user_data_round_trip_through_the_manifest(user, step):
     said = replace(manifest(), user=user, step=step)
     again = json_files.decode_manifest(json_files.encode_manifest(said))
     assert repr(again.user) == repr(user)
@@ -49,7 +49,7 @@ def test_what_the_caller_adds_comes_back(user, step):
      ({"a": np.float32(1)}, "is a float32")],
     ids=str,
 )  # fmt: skip
-def test_what_the_caller_adds_is_json(user, what):
+def test_user_data_that_are_not_json_are_refused(user, what):
     with pytest.raises(UsageError) as error:
         json_files.encode_manifest(replace(manifest(), user=user))
     assert what in str(error.value)

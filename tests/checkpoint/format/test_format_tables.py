@@ -62,7 +62,7 @@ def test_parts_that_do_not_belong_together():
         table_files.join_parts(manifest(), [one, replace(two, attempt="a" * 12)])
 
 
-def test_no_count_of_processes_is_believed():
+def test_forged_process_count_raises_corrupt_checkpoint():
     with pytest.raises(CorruptCheckpointError, match="one of each of 2147483647"):
         table_files.join_parts(replace(manifest(), num_processes=(1 << 31) - 1), parts())
 
@@ -135,13 +135,13 @@ PINWHEEL = [
 
 
 @given(st.lists(cut_leaves(), min_size=1, max_size=4))
-def test_whatever_tiles_is_taken(leaves):
+def test_valid_tilings_are_accepted(leaves):
     assert not refused([boxes for _, boxes in leaves], [shape for shape, _ in leaves])
     assert not refused([PINWHEEL], [(3, 3)])
 
 
 @given(cut_leaves(), st.data())
-def test_whatever_does_not_tile_is_refused(leaf, data):
+def test_invalid_tilings_are_refused(leaf, data):
     """Move, resize, drop or repeat boxes: refused unless brute force counts one everywhere."""
     shape, boxes = leaf
     changed = list(boxes)

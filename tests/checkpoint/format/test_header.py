@@ -115,12 +115,12 @@ def test_no_header_beyond_the_limit_is_read():
 
 
 @pytest.mark.parametrize("text", ["[NaN]", "[-Infinity]", '{"a":1,"a":1}', "[01]", "'a'", "[1,]"])
-def test_what_only_some_call_json(text):
+def test_strict_json_refuses_lenient_json(text):
     with pytest.raises(CorruptCheckpointError, match="f is not valid JSON"):
         header.strict_json(text, "f")
 
 
-def test_what_those_lies_are_lies_about_is_fine():
+def test_unmodified_header_parses():
     file = file_of(one(), 8)
     assert header.parse_header(file, len(file), "f").entries == (
         header.Entry("x", "F32", (2,), 0, 8),

@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def state(step):
@@ -59,8 +59,8 @@ def save_and_fail(ckpts, error=None):
     raise error or KeyError("of the block")
 
 
-def test_what_is_saved_is_listed_and_comes_back(tmp_path, alone):
-    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+def test_saved_steps_are_listed_and_restored(tmp_path, alone):
+    with Checkpoints(tmp_path / "run", client=alone) as ckpts:
         assert ckpts.latest() is None
         assert ckpts.all_steps() == ()
         assert ckpts.save(3, state(3), user={"run": "blue"}) is True
@@ -76,7 +76,7 @@ def test_what_is_saved_is_listed_and_comes_back(tmp_path, alone):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_state_may_change_right_after(tmp_path, alone, asynchronous):
     value = state(0)
-    with Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, asynchronous=asynchronous, client=alone) as ckpts:
         for step in range(5):
             value["w"][:] = step
             ckpts.save(step, value)
@@ -86,12 +86,12 @@ def test_the_state_may_change_right_after(tmp_path, alone, asynchronous):
 
 
 def test_every_says_which_steps(tmp_path, alone):
-    with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, every=10, client=alone) as ckpts:
         done = [step for step in range(25) if ckpts.save(step, state(step))]
         assert done == [9, 19]
         assert not ckpts.should_save(24)
         assert ckpts.save(24, state(24), force=True)
-    with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, every=10, client=alone) as ckpts:
         _, first = ckpts.resume(None, None)
         assert [step for step in range(first, 41) if ckpts.save(step, state(step))] == [29, 39]
 
@@ -99,7 +99,7 @@ def test_every_says_which_steps(tmp_path, alone):
 def test_old_steps_go_and_chosen_ones_stay(tmp_path, alone):
     keep = Last(2) | Best(1, "loss") | EverySteps(10)
     losses = {0: 0.9, 4: 0.1, 8: 0.5, 12: 0.4, 16: 0.3, 20: 0.2}
-    with Checkpoints(tmp_path, keep=keep, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=keep, client=alone) as ckpts:
         for step, loss in losses.items():
             ckpts.save(step, state(step), metrics={"loss": loss})
             if step == 8:
@@ -107,14 +107,14 @@ def test_old_steps_go_and_chosen_ones_stay(tmp_path, alone):
                 ckpts.pin(8)
     assert ckpts.all_steps() == (0, 4, 8, 12, 16, 20)
     ckpts.unpin(8)
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(21, state(21))
     assert ckpts.all_steps() == (21,)
     assert names(tmp_path) == [step_name(21)]
 
 
 def test_nothing_is_overwritten(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(5, state(5))
         with pytest.raises(StepAlreadyCommittedError):
             ckpts.save(5, state(6), force=True)
@@ -128,7 +128,7 @@ def test_resume_begins_or_goes_on(tmp_path, alone):
         made.append(1)
         return state(-1)
 
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         value, first = ckpts.resume(None, init)
         assert (value["step"], first, made) == (-1, 0, [1])
         assert ckpts.resume(None, state(-2))[0]["step"] == -2
@@ -138,8 +138,8 @@ def test_resume_begins_or_goes_on(tmp_path, alone):
         assert (value["step"], first, made) == (11, 12, [1])
 
 
-def test_nothing_saved_is_an_error_of_restore(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+def test_restore_of_an_unsaved_step_raises_not_committed(tmp_path, alone):
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         with pytest.raises(NotCommittedError, match="no step is saved"):
             ckpts.restore()
         ckpts.save(5, state(5))
@@ -149,11 +149,11 @@ def test_nothing_saved_is_an_error_of_restore(tmp_path, alone):
 
 
 def test_a_damaged_step_is_an_error_unless_it_may_be_skipped(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.save(2, state(2))
     (tmp_path / step_name(2) / "COMMIT").write_text("{}")
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         for ask in (ckpts.latest, ckpts.all_steps, ckpts.restore, lambda: ckpts.resume(None, 0)):
             with pytest.raises(CorruptCheckpointError):
                 ask()
@@ -167,11 +167,11 @@ def test_a_damaged_step_is_an_error_unless_it_may_be_skipped(tmp_path, alone):
 
 
 def test_steps_come_from_storage_alone(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.save(2, state(2))
         ckpts.wait()
-        other = Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0])
+        other = Checkpoints(tmp_path, client=LocalJob(1).clients[0])
         other.delete(2)
         assert ckpts.all_steps() == (1,)
         assert restored(ckpts) == 1
@@ -180,8 +180,8 @@ def test_steps_come_from_storage_alone(tmp_path, alone):
         assert ckpts.latest() == 1
 
 
-def test_what_is_pinned_is_not_deleted(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+def test_pinned_steps_are_not_deleted(tmp_path, alone):
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
         ckpts.pin(1)
@@ -199,7 +199,7 @@ def test_what_is_pinned_is_not_deleted(tmp_path, alone):
 
 
 def test_a_background_error_surfaces_once_at_the_next_call(tmp_path, alone, monkeypatch):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         for surface in (ckpts.wait, lambda: ckpts.save(2, state(2))):
             monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
             ckpts.save(1, state(1))
@@ -214,7 +214,7 @@ def test_a_background_error_surfaces_once_at_the_next_call(tmp_path, alone, monk
 def test_the_end_of_the_block_raises_it(tmp_path, alone, monkeypatch):
     monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
     with pytest.raises(Exception, match=r"save\.write"):  # noqa: SIM117
-        with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        with Checkpoints(tmp_path, client=alone) as ckpts:
             ckpts.save(1, state(1))
     with pytest.raises(UsageError, match="is closed"):
         ckpts.save(2, state(2))
@@ -225,13 +225,13 @@ def test_a_program_whose_last_save_failed_does_not_end_with_success(
     tmp_path, alone, monkeypatch, code
 ):
     monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     with pytest.raises(SystemExit if code else InjectedError), ckpts:
         save_and_fail(ckpts, SystemExit(code))
 
 
 def test_an_exception_of_the_block_wins_and_the_save_is_finished(tmp_path, alone):
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     with pytest.raises(KeyError), ckpts:
         save_and_fail(ckpts)
     assert ckpts.all_steps() == (1,)
@@ -239,14 +239,14 @@ def test_an_exception_of_the_block_wins_and_the_save_is_finished(tmp_path, alone
 
 def test_an_exception_of_the_block_wins_over_that_of_a_save(tmp_path, alone, monkeypatch, caplog):
     monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     with pytest.raises(KeyError), ckpts:
         save_and_fail(ckpts)
     assert "next to KeyError" in caplog.text
 
 
 def test_a_failed_deletion_never_loses_the_save(tmp_path, alone, monkeypatch, caplog):
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
         monkeypatch.setenv("SHOAL_FAULTS", "retain.before:raise")
@@ -261,7 +261,7 @@ def test_a_failed_deletion_never_loses_the_save(tmp_path, alone, monkeypatch, ca
 
 @pytest.mark.parametrize("point", ["delete.marked", "delete.half"])
 def test_a_deletion_that_was_interrupted_is_finished(tmp_path, alone, monkeypatch, point):
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
         monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
@@ -270,13 +270,13 @@ def test_a_deletion_that_was_interrupted_is_finished(tmp_path, alone, monkeypatc
             ckpts.wait()
     assert ckpts.all_steps() == (2,)
     assert step_name(1) in names(tmp_path)
-    Checkpoints(tmp_path, coordinator=alone)
+    Checkpoints(tmp_path, client=alone)
     assert names(tmp_path) == [step_name(2)]
 
 
 def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatch):
     monkeypatch.setattr("shoal.checkpoint.history.saver._BLOCKED_S", 0.0)
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.save(2, state(2))
     assert "save(2): blocked on the previous save, of step 1, for" in caplog.text
@@ -291,7 +291,7 @@ def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch
         return saved_steps.Retained([], 0, [])
 
     monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(1, state(1))
         with pytest.raises(DeadlineError):
             ckpts.wait(timeout_s=0.01)
@@ -317,9 +317,9 @@ def test_wrong_options_are_refused(tmp_path, options, kind):
 
 
 def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     with pytest.raises(UsageTypeError):
-        Checkpoints(7, coordinator=alone)
+        Checkpoints(7, client=alone)
     for step in (True, 1.0, "1", None):
         with pytest.raises(UsageTypeError):
             ckpts.save(step, state(1))
@@ -334,7 +334,7 @@ def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_any_tree_that_can_be_saved(tmp_path, alone, asynchronous):
     tree = {1: np.ones(2), "1": [None, {"x": 2**80}], (1, "a"): 0.5, "loader": PerProcess([3])}
-    with Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, asynchronous=asynchronous, client=alone) as ckpts:
         with pytest.raises(UsageTypeError, match="resume: what cannot be saved: is an object"):
             ckpts.resume(None, {"what cannot be saved": object()})
         ckpts.resume(None, tree)
@@ -355,7 +355,7 @@ def test_an_error_that_comes_at_the_deadline_of_a_wait_is_not_lost(tmp_path, alo
             if errors:
                 raise errors.pop(0)
 
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     ckpts._saver._running = _Running(1, JustTooLate())
     with pytest.raises(DeadlineError):
         ckpts.wait(timeout_s=0.01)
@@ -364,7 +364,7 @@ def test_an_error_that_comes_at_the_deadline_of_a_wait_is_not_lost(tmp_path, alo
     ckpts.wait()
 
 
-def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
+def test_process_that_waits_for_a_save_is_shown_as_waiting(tmp_path, alone, monkeypatch):
     seen, waits, begin_wait = [], threading.Event(), Progress.begin_wait
 
     def coming(progress, point, now):
@@ -379,7 +379,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
 
     monkeypatch.setattr(Progress, "begin_wait", coming)
     monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(7, state(7))
         ckpts.wait()
     ((is_waiting, place),) = seen
@@ -393,7 +393,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
 def test_memory_for_copies_is_there_before_the_first_save(tmp_path, alone):
     value = {"w": np.zeros(1_000_000), "b": [np.ones(3, np.int8)] * 50}
     for first in (0, 1):
-        with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        with Checkpoints(tmp_path, client=alone) as ckpts:
             value, begins = ckpts.resume(None, value)
             assert begins == first
             ckpts._saver._await_memory()
@@ -401,7 +401,7 @@ def test_memory_for_copies_is_there_before_the_first_save(tmp_path, alone):
             assert 8_000_000 < reserved < 10_000_000
             ckpts.save(first, value)
             assert ckpts._saver._arena.num_bytes == reserved, "it did not suffice"
-    with Checkpoints(tmp_path, asynchronous=False, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, asynchronous=False, client=alone) as ckpts:
         ckpts.resume(None, value)
         ckpts.save(2, value)
         assert ckpts._saver._arena.num_bytes == 0, "values are written from where they are"
@@ -413,7 +413,7 @@ def test_metrics_that_keep_cannot_rank_are_refused_before_anything_is_written(
     tmp_path, alone, metrics
 ):
     keep = Last(1) | Best(1, "los")
-    with Checkpoints(tmp_path, keep=keep, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=keep, client=alone) as ckpts:
         ckpts.save(0, state(0), metrics={"los": 1.0})
         for step in (1, 2):
             with pytest.raises(
@@ -430,13 +430,13 @@ def test_metrics_that_keep_cannot_rank_are_refused_before_anything_is_written(
 def test_a_metric_of_some_steps_alone_and_saves_without_any(tmp_path, alone, caplog, beside):
     """In an emergency there is no metric at hand, and the state must not be lost."""
     keep = Best(1, "loss", missing_ok=True) | (beside or Best(1, "loss", missing_ok=True))
-    with Checkpoints(tmp_path, keep=keep, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=keep, client=alone) as ckpts:
         for step, metrics in enumerate([{"loss": 1.0}, {"rate": 0.1}, None, {"loss": 2.0}]):
             ckpts.save(step, state(step), metrics=metrics)
     assert ckpts.all_steps() == ((0, 3) if beside else (0, 1, 2, 3))
     assert not caplog.messages
     keep = Best(1, "loss") | (beside or Best(1, "loss"))
-    with Checkpoints(tmp_path / "other", keep=keep, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "other", keep=keep, client=alone) as ckpts:
         ckpts.save(0, state(0))
         ckpts.save(1, state(1))
         alone.give_notice(ReceivedNotice("drained", "a test", 60.0))
@@ -454,7 +454,7 @@ NOTICE = ReceivedNotice("drained", "a test")
 
 @pytest.mark.parametrize("rule", [10, EverySteps(10), lambda step: step == 9])
 def test_a_notice_wants_a_step_that_every_does_not(tmp_path, alone, rule):
-    with Checkpoints(tmp_path, every=rule, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, every=rule, client=alone) as ckpts:
         for step in range(13):
             assert preempted.on(alone, step) is False
             assert ckpts.save(step, state(step)) is (step == 9)
@@ -478,7 +478,7 @@ def test_a_notice_wants_a_step_that_every_does_not(tmp_path, alone, rule):
 def test_the_step_that_was_saved_last_is_enough(tmp_path, alone):
     """It was due, just before the notice: also in the attempt that resumes there."""
     for _ in range(2):
-        with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+        with Checkpoints(tmp_path, every=10, client=alone) as ckpts:
             assert ckpts.should_save(9) is (ckpts.latest() is None)
             if ckpts.latest() is None:
                 ckpts.save(9, state(9))
@@ -489,9 +489,9 @@ def test_the_step_that_was_saved_last_is_enough(tmp_path, alone):
             assert alone.stop.exit_code == 75
 
 
-def test_what_failed_before_the_notice_is_repeated(tmp_path, alone, monkeypatch):
+def test_save_that_failed_before_the_notice_is_repeated(tmp_path, alone, monkeypatch):
     """The program knew, and went on; the newest step is that before."""
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     preempted.on(alone, 0)
     ckpts.save(0, state(0))
     ckpts.wait()
@@ -511,7 +511,7 @@ def test_what_failed_before_the_notice_is_repeated(tmp_path, alone, monkeypatch)
 
 
 def test_a_wrong_step_is_refused_as_before_in_a_program_that_asks(tmp_path, alone, monkeypatch):
-    monkeypatch.setattr(process, "coordinator", lambda: alone)
+    monkeypatch.setattr(process, "client", lambda: alone)
     preempted.on(alone, 3)
     with pytest.raises(UsageTypeError, match="must be a whole number"):
         shoal.save(tmp_path / "one", state(1), step="4")
@@ -520,7 +520,7 @@ def test_a_wrong_step_is_refused_as_before_in_a_program_that_asks(tmp_path, alon
 def test_a_notice_waits_for_the_function_at_a_commit(tmp_path, alone):
     calls = []
     on_commit = lambda step, path: calls.append((step, alone.stop.stopped.kept))  # noqa: E731
-    with Checkpoints(tmp_path, every=10, on_commit=on_commit, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, every=10, on_commit=on_commit, client=alone) as ckpts:
         alone.give_notice(NOTICE)
         assert preempted.on(alone, 1) is True
         assert ckpts.save(1, state(1)) is True
@@ -548,7 +548,7 @@ def test_replicas_are_compared_before_each_save_if_asked(tmp_path, alone):
 
     good = {"params": {"w": placed(np.zeros(SHAPE, "f4"), ())}, "epoch": 3, "own": PerProcess(1)}
     bad = good | {"params": {"w": replicas(np.zeros(SHAPE, "f4"), (), (5, change))}}
-    with Checkpoints(tmp_path / "checked", check_replicas=True, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "checked", check_replicas=True, client=alone) as ckpts:
         ckpts.save(1, good)
         with pytest.raises(DivergenceError) as caught:
             ckpts.save(2, bad)
@@ -557,6 +557,6 @@ def test_replicas_are_compared_before_each_save_if_asked(tmp_path, alone):
     assert "at params/w[1, 2], in params/w: float32[8,4]:" in str(caught.value)
     assert caught.value.sides["device 5 holds 7.0 (0x40e00000)"] == (0,)
     assert ckpts.all_steps() == (1, 3)
-    with Checkpoints(tmp_path / "unchecked", coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "unchecked", client=alone) as ckpts:
         ckpts.save(2, bad)
     assert ckpts.all_steps() == (2,)

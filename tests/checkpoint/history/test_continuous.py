@@ -88,20 +88,20 @@ def test_an_agreement_that_fails_lets_the_next_save_report_it(arguments):
 def test_no_step_waits_for_the_function_that_is_called_at_a_commit(tmp_path, monkeypatch):
     is_over, go, agree = threading.Event(), threading.Event(), saver.agree
 
-    def agreeing(coordinator, *args, **options):
-        if coordinator.process == 1:
+    def agreeing(client, *args, **options):
+        if client.process == 1:
             is_over.set()
-        return agree(coordinator, *args, **options)
+        return agree(client, *args, **options)
 
     monkeypatch.setattr(saver, "agree", agreeing)
 
-    def run(coordinator):
+    def run(client):
         with Checkpoints(
             tmp_path, every="free", on_commit=lambda *_: go.wait(PATIENCE_S),
-            coordinator=coordinator,
+            client=client,
         ) as ckpts:  # fmt: skip
             ckpts.save(0, state(0))
-            if coordinator.process == 0:
+            if client.process == 0:
                 return False
             assert is_over.wait(PATIENCE_S)
             chosen = [ckpts.should_save(step) for step in range(1, 50)]
@@ -117,11 +117,11 @@ def test_a_failed_save_is_raised_at_one_step_and_the_next_step_is_saved(
 ):
     monkeypatch.setenv("SHOAL_FAULTS", "save.write@0#1:raise")
 
-    def run(coordinator):
-        with Checkpoints(tmp_path, every="free", coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(tmp_path, every="free", client=client) as ckpts:
             assert ckpts.save(0, state(0))
             step, error = first_error(ckpts)
-            assert isinstance(error, (InjectedError, SaveAbortedError)[coordinator.process])
+            assert isinstance(error, (InjectedError, SaveAbortedError)[client.process])
             assert ckpts.save(step + 1, state(step + 1))
             return step, ckpts.wait() or ckpts.all_steps()
 
@@ -142,8 +142,8 @@ def test_a_process_that_is_lost_before_they_agree_is_reported_by_the_next_save(
 
     monkeypatch.setattr(fault_points, "reach", dying)
 
-    def run(coordinator):
-        ckpts = Checkpoints(tmp_path, every="free", coordinator=coordinator)
+    def run(client):
+        ckpts = Checkpoints(tmp_path, every="free", client=client)
         ckpts.save(0, state(0))
         error = first_error(ckpts)[1]
         ckpts.wait()
@@ -155,10 +155,10 @@ def test_a_process_that_is_lost_before_they_agree_is_reported_by_the_next_save(
 def test_a_step_chosen_by_is_saving_differs_and_the_error_names_free(tmp_path, monkeypatch):
     held = Held(monkeypatch)
 
-    def run(coordinator):
-        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+    def run(client):
+        ckpts = Checkpoints(tmp_path, client=client)
         for step in range(9):
-            if coordinator.process == 1 and step == 1:
+            if client.process == 1 and step == 1:
                 assert held.go.wait(PATIENCE_S)
                 ckpts._saver.settle(None)
             if not ckpts.is_saving:

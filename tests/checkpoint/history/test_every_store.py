@@ -50,15 +50,15 @@ def state(step):
 
 
 def test_a_run_whose_steps_are_all_damaged_does_not_begin_anew(place, job):
-    def run(coordinator):
-        with Checkpoints(place, coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(place, client=client) as ckpts:
             for step in (100, 200):
                 ckpts.save(step, state(step))
             ckpts.wait()
-            if coordinator.process == 0:
+            if client.process == 0:
                 damage(place, 100)
                 damage(place, 200)
-            barrier.on(coordinator, "damaged")
+            barrier.on(client, "damaged")
             called = []
             with pytest.raises(NotCommittedError, match="saved: 100, 200 are damaged") as caught:
                 ckpts.resume(None, lambda: called.append(1), skip_corrupt=True)
@@ -82,12 +82,12 @@ def leave_file(place, name):
 
 
 def test_a_file_that_is_named_like_a_step_is_ignored(place, job, caplog):
-    with Checkpoints(place, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+    with Checkpoints(place, client=LocalJob(1).clients[0]) as ckpts:
         ckpts.save(1, state(1))
     leave_file(place, step_name(9))
 
-    def run(coordinator):
-        with Checkpoints(place, keep=1, coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(place, keep=1, client=client) as ckpts:
             found = [ckpts.latest(), ckpts.all_steps(), ckpts.resume(None, dict)[1]]
             ckpts.save(2, state(2))
             ckpts.wait()
@@ -102,15 +102,15 @@ def test_a_file_that_is_named_like_a_step_is_ignored(place, job, caplog):
         words = f"{place / step_name(9)} is a file, not the directory of a step: it is ignored"
         assert told == [words] * len(found)
         with pytest.raises(StorageError, match="Not a directory"):
-            Checkpoints(place, coordinator=LocalJob(1).coordinators[0]).save(9, state(9))
+            Checkpoints(place, client=LocalJob(1).clients[0]).save(9, state(9))
         assert (place / step_name(9)).read_text() == "notes"
 
 
 def test_best_keeps_the_steps_between_evaluations_and_says_so_once(place, job, caplog):
-    def run(coordinator):
+    def run(client):
         found = []
         for keep, count in ((Best(2, "loss"), 14), (Best(2, "loss") | Last(3), 4)):
-            with Checkpoints(place, keep=keep, coordinator=coordinator) as ckpts:
+            with Checkpoints(place, keep=keep, client=client) as ckpts:
                 _, first = ckpts.resume(None, state(0))
                 for step in range(first, first + count):
                     metrics = {"loss": 20.0 - step} if step % 4 == 3 else None
@@ -130,11 +130,11 @@ def test_ages_are_those_of_the_clock_that_saved(place, job, monkeypatch):
     clock = SimpleNamespace(time_ns=lambda: next(times) * 10**9)
     monkeypatch.setattr(saving_request, "time", clock)
 
-    def run(coordinator):
+    def run(client):
         found = []
         for steps in (range(11), [11]):  # the second run begins a day later
             keep = LastSeconds(120) | Multiples(4)
-            with Checkpoints(place, keep=keep, coordinator=coordinator) as ckpts:
+            with Checkpoints(place, keep=keep, client=client) as ckpts:
                 for step in steps:
                     ckpts.save(step, state(step))
             found.append(ckpts.all_steps())
@@ -167,14 +167,14 @@ def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchr
             with pytest.raises(UsageError, match="in on_commit="):
                 call()
 
-    def run(coordinator):
-        me = coordinator.process
+    def run(client):
+        me = client.process
         ckpts = Checkpoints(
             place, keep=2, every=lambda step: step != 2, on_commit=on_commit,
-            asynchronous=asynchronous, coordinator=coordinator,
+            asynchronous=asynchronous, client=client,
         )  # fmt: skip
         ckpts_of[me] = ckpts
-        barrier.on(coordinator, "made")
+        barrier.on(client, "made")
         with ckpts:
             saved = [ckpts.save(step, state(step)) for step in range(6)]
         return saved, ckpts.all_steps()
@@ -192,9 +192,9 @@ def test_a_function_is_called_on_process_0_after_each_commit(place, job, asynchr
 def test_a_function_that_exits_ends_nothing(place, job, every, caplog):
     """As commands of libraries do, which end by `sys.exit(0)`."""
 
-    def run(coordinator):
+    def run(client):
         with Checkpoints(
-            place, every=every, on_commit=lambda *_: sys.exit(0), coordinator=coordinator
+            place, every=every, on_commit=lambda *_: sys.exit(0), client=client
         ) as ckpts:
             for step in range(3):
                 ckpts.save(step, state(step), force=True)
@@ -222,10 +222,10 @@ def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place
             assert go.wait(PATIENCE_S)
         seen.append((step, restore(path, processes=[0])["step"]))
 
-    def run(coordinator):
-        me = coordinator.process
-        progress_of[me] = coordinator.progress
-        with Checkpoints(place, keep=1, on_commit=on_commit, coordinator=coordinator) as ckpts:
+    def run(client):
+        me = client.process
+        progress_of[me] = client.progress
+        with Checkpoints(place, keep=1, on_commit=on_commit, client=client) as ckpts:
             ckpts.save(1, state(1))
             if me == 0:
                 assert is_called.wait(PATIENCE_S)
@@ -239,23 +239,23 @@ def test_the_next_save_waits_for_the_function_and_its_step_stays_meanwhile(place
     assert seen == [(1, 1), (2, 2)]
 
 
-def test_what_is_no_function_is_refused(place, job):
-    def run(coordinator):
+def test_on_commit_must_be_a_function(place, job):
+    def run(client):
         with pytest.raises(UsageTypeError, match=r"^Checkpoints: on_commit must be a function"):
-            Checkpoints(place, on_commit="upload.sh", coordinator=coordinator)
+            Checkpoints(place, on_commit="upload.sh", client=client)
         return True
 
     assert all(job(run))
 
 
 def test_every_joins_a_number_a_time_and_a_function(place, job):
-    def run(coordinator):
+    def run(client):
         found = []
         for every in (
             EverySteps(5) | timedelta(hours=1) | (lambda step: step == 1),
             EverySteps(9) | 3,
         ):
-            with Checkpoints(place, every=every, coordinator=coordinator) as ckpts:
+            with Checkpoints(place, every=every, client=client) as ckpts:
                 _, first = ckpts.resume(None, state(0))
                 steps = range(first, first + 6)
                 found.append([step for step in steps if ckpts.save(step, state(step))])
@@ -275,13 +275,13 @@ class Thousands(Keep):
 
 
 def test_a_policy_of_ones_own_that_returns_no_steps_is_refused_before_the_commit(place, job):
-    def run(coordinator):
-        with Checkpoints(place, keep=Thousands(returns=True), coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(place, keep=Thousands(returns=True), client=client) as ckpts:
             for step in (1000, 1500, 2000, 2500):
                 ckpts.save(step, state(step))
         found = [ckpts.all_steps()]
         keep = Last(1) | Thousands(returns=False)
-        ckpts = Checkpoints(place, keep=keep, coordinator=coordinator)
+        ckpts = Checkpoints(place, keep=keep, client=client)
         with pytest.raises(UsageTypeError, match=r"keep=Thousands\(\): kept\(\) returned None"):
             ckpts.save(3000, state(3000))
         return [*found, ckpts.all_steps()]
@@ -290,10 +290,10 @@ def test_a_policy_of_ones_own_that_returns_no_steps_is_refused_before_the_commit
 
 
 def test_a_target_with_the_parameters_alone_is_restored_by_a_word(place, job):
-    def run(coordinator):
+    def run(client):
         tree = {"params": {"w": np.ones(4)}, "opt": {"mu": np.ones(4), "nu": np.ones(4)}}
         target = {"params": {"w": np.zeros(4)}}
-        with Checkpoints(place, coordinator=coordinator) as ckpts:
+        with Checkpoints(place, client=client) as ckpts:
             ckpts.save(7, tree)
             with pytest.raises(RestoreMismatchError, match=r"only='params/\*\*' or only='target'"):
                 ckpts.restore(target=target)
@@ -305,10 +305,10 @@ def test_a_target_with_the_parameters_alone_is_restored_by_a_word(place, job):
 
 
 def test_each_process_has_a_key_of_its_own(place, job):
-    def run(coordinator):
-        keys = jax.random.split(jax.random.key(coordinator.process, impl="rbg"), 3)
+    def run(client):
+        keys = jax.random.split(jax.random.key(client.process, impl="rbg"), 3)
         own = PerProcess({"keys": keys, "step": 7, "old": np.asarray(jax.random.PRNGKey(1))})
-        with Checkpoints(place, coordinator=coordinator) as ckpts:
+        with Checkpoints(place, client=client) as ckpts:
             ckpts.save(1, {"rng": own})
             for target in (None, {"rng": own}):
                 back = ckpts.restore(target=target)["rng"].value
@@ -323,12 +323,12 @@ def test_each_process_has_a_key_of_its_own(place, job):
         assert one == (jax.random.key_data(keys).tolist(), 2)
 
 
-def test_what_a_process_cannot_have_of_its_own_is_told_what_fits_there(place, job):
+def test_unsupported_per_process_values_raise_with_supported_types(place, job):
     one = {"a": object(), "b": PerProcess(1), "c": jax.numpy.ones(2), "d": jax.random.key(0)}
 
-    def run(coordinator):
+    def run(client):
         with pytest.raises(UsageTypeError) as caught:
-            save.on(coordinator, store_at(place, ""), {"own": PerProcess(one)})
+            save.on(client, store_at(place, ""), {"own": PerProcess(one)})
         return caught.value.problems
 
     for problems in job(run):
@@ -339,11 +339,11 @@ def test_what_a_process_cannot_have_of_its_own_is_told_what_fits_there(place, jo
         ]
 
 
-def test_what_was_given_as_json_is_json_again(place, job):
+def test_user_data_and_metrics_can_be_dumped_as_json(place, job):
     user = {"data": {"files": ["a", "b"], "seed": None}, "rate": 0.5}
 
-    def run(coordinator):
-        with Checkpoints(place, coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(place, client=client) as ckpts:
             ckpts.save(1, state(1), user=user, metrics={"loss": 0.5})
             found = copy.deepcopy(ckpts.info())
         return json.loads(json.dumps([found.user, found.metrics]))
@@ -361,11 +361,11 @@ def test_free_begins_no_save_while_one_runs_and_the_next_at_one_step(place, job,
 
     monkeypatch.setattr(fault_points, "reach", held)
 
-    def run(coordinator):
-        with Checkpoints(place, keep=2, every="free", coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(place, keep=2, every="free", client=client) as ckpts:
             begun = [step for step in range(9) if ckpts.save(step, state(step))]
             assert ckpts.is_saving
-            barrier.on(coordinator, "the save is held")
+            barrier.on(client, "the save is held")
             go.set()
             second = next(step for step in itertools.count(9) if ckpts.save(step, state(step)))
             assert not ckpts.should_save(second)
@@ -381,8 +381,8 @@ def test_free_begins_no_save_while_one_runs_and_the_next_at_one_step(place, job,
 
 
 def test_free_without_a_thread_saves_each_step(place, job):
-    def run(coordinator):
-        options = {"asynchronous": False, "coordinator": coordinator}
+    def run(client):
+        options = {"asynchronous": False, "client": client}
         with Checkpoints(place, every="free", **options) as ckpts:
             return [ckpts.save(step, state(step)) for step in range(3)]
 

@@ -32,7 +32,7 @@ def undisturbed():
     return int(value)
 
 
-def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path):
+def test_preempted_job_resumes_on_another_mesh(child_env, tmp_path):
     with Cluster(2, start_method="fork", devices=4, env=child_env) as job:
         first, second = job.run(training_loop.train, str(tmp_path / "run"), 13)
     assert first == second
@@ -47,24 +47,24 @@ def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path
     assert values == {"w": [[undisturbed()] * 6] * 8, "seen": [undisturbed()] * 3}
 
 
-def test_who_is_killed_while_it_saves_costs_that_save_alone(child_env, tmp_path):
+def test_process_killed_during_a_save_loses_only_that_save(child_env, tmp_path):
     with Cluster(3, start_method="fork", env=child_env, faults="save.write@2#2:kill") as job:
         job.start(training_loop.lose_one, str(tmp_path))
         ended = job.wait(only=[0, 1])
     assert [one.value for one in ended] == [["SaveAbortedError", 71, (2,), [1], [0, 1]]] * 2
-    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+    with Checkpoints(tmp_path, client=LocalJob(1).clients[0]) as ckpts:
         assert ckpts.restore()["w"].tolist() == [1] * 1000
         assert [path.name for path in tmp_path.iterdir()] == [step_name(1)], "it was abandoned"
 
 
 @pytest.mark.parametrize("point", ["retain.before", "delete.marked", "delete.half"])
-def test_who_is_killed_while_old_steps_go_loses_nothing(point, child_env, tmp_path):
+def test_process_killed_while_deleting_old_steps_loses_no_kept_step(point, child_env, tmp_path):
     env = {**child_env, "SHOAL_FAULTS": f"{point}:kill", "PYTHONPATH": "tests"}
     if point == "retain.before":
         env["SHOAL_FAULTS"] = "retain.before#2:kill"
     python([training_loop.__file__], tmp_path, env=env, code=-9)
-    alone = LocalJob(1).coordinators[0]
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    alone = LocalJob(1).clients[0]
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         expected = (1, 2) if point == "retain.before" else (2,)
         assert ckpts.all_steps() == expected
         assert ckpts.restore()["w"].tolist() == [2, 2, 2]

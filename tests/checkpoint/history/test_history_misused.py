@@ -11,11 +11,11 @@ import pytest
 from checkpoint.saving.test_save_ended import Clock
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
+from shoal.checkpoint.coordination import lead, lease
 from shoal.checkpoint.history import saver
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.together import lead, lease
 from shoal.errors import (
     CorruptCheckpointError,
     UnsupportedCheckpointError,
@@ -27,7 +27,7 @@ from shoal.runtime.client.in_process import LocalJob
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def state(step):
@@ -35,9 +35,9 @@ def state(step):
 
 
 @pytest.mark.parametrize("path", ["", b"", "a\0b"])
-def test_what_is_no_path_is_refused(alone, path):
+def test_checkpoints_refuses_invalid_paths(alone, path):
     with pytest.raises(UsageError, match="path"):
-        Checkpoints(path, coordinator=alone)
+        Checkpoints(path, client=alone)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,10 @@ def test_what_is_no_path_is_refused(alone, path):
         (UsageError, {"metrics": {"loss": 10**400}}),
     ],
 )
-def test_what_cannot_be_stored_is_refused_before_anything_is_sent(tmp_path, alone, kind, options):
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+def test_invalid_user_data_and_metrics_are_refused_before_anything_is_sent(
+    tmp_path, alone, kind, options
+):
+    ckpts = Checkpoints(tmp_path, client=alone)
     with pytest.raises(kind, match=r"save\('.*step_000000000001'\): (user|metrics)"):
         ckpts.save(1, state(1), **options)
     assert ckpts.latest() is None
@@ -60,7 +62,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(tmp_path, alon
     ("kind", "limit"), [(UsageTypeError, "x"), (UsageTypeError, True), (UsageError, -1.0)]
 )
 def test_a_wait_for_no_time_forgets_no_save(tmp_path, alone, kind, limit):
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     ckpts.save(0, state(0))
     with pytest.raises(kind, match="wait: timeout_s="):
         ckpts.wait(timeout_s=limit)
@@ -71,7 +73,7 @@ def test_a_wait_for_no_time_forgets_no_save(tmp_path, alone, kind, limit):
 
 
 def test_options_that_a_restore_does_not_have(tmp_path, alone):
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     told = r"there is no onyl=, but only, .*; did you mean 'only'\?"
     with pytest.raises(UsageTypeError, match=f"restore: {told}"):
         ckpts.restore(onyl="w")
@@ -86,7 +88,7 @@ def test_options_that_a_restore_does_not_have(tmp_path, alone):
 
 def test_threads_that_save_at_once_save_one_after_the_other(tmp_path, alone):
     together = threading.Barrier(5)
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
 
     def save(step):
         together.wait(60)
@@ -104,7 +106,7 @@ def test_threads_that_save_at_once_save_one_after_the_other(tmp_path, alone):
 
 
 def test_a_run_that_goes_back_saves_from_there(tmp_path, alone):
-    with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, every=10, client=alone) as ckpts:
         for step in range(40):
             ckpts.save(step, state(step))
         ckpts.wait()
@@ -116,8 +118,8 @@ def test_a_run_that_goes_back_saves_from_there(tmp_path, alone):
         assert ckpts.restore()["step"] == -39
 
 
-def test_a_damaged_step_says_what_can_be_done(tmp_path, alone):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+def test_error_of_a_damaged_step_suggests_skip_corrupt(tmp_path, alone):
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
         (tmp_path / "step_000000000001" / "COMMIT").write_bytes(b"no")
@@ -126,8 +128,8 @@ def test_a_damaged_step_says_what_can_be_done(tmp_path, alone):
 
 
 def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, monkeypatch):
-    monkeypatch.setenv("SHOAL_LEASE_S", "10")
-    assert Checkpoints(tmp_path, coordinator=alone)._saver._lease_s == 10.0
+    monkeypatch.setenv("SHOAL_SAVE_LEASE_S", "10")
+    assert Checkpoints(tmp_path, client=alone)._saver._lease_s == 10.0
     seen, begin = [], lease.ProgressReporter.__init__
 
     def begins(self, *arguments, **options):
@@ -137,14 +139,14 @@ def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, mo
     monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)
     save.on(alone, tmp_path / "one", state(1))
     assert seen == [2.0]
-    monkeypatch.setenv("SHOAL_LEASE_S", "soon")
+    monkeypatch.setenv("SHOAL_SAVE_LEASE_S", "soon")
     for begin_with in (lambda: Checkpoints(tmp_path), lambda: save.on(alone, "two", state(1))):
-        with pytest.raises(UsageError, match="SHOAL_LEASE_S"):
+        with pytest.raises(UsageError, match="SHOAL_SAVE_LEASE_S"):
             begin_with()
 
 
-def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
-    save.on(LocalJob(1).coordinators[0], tmp_path / "one", {"w": np.ones(1_000_000)})
+def test_long_restore_logs_its_progress(tmp_path, monkeypatch, caplog):
+    save.on(LocalJob(1).clients[0], tmp_path / "one", {"w": np.ones(1_000_000)})
     begin = lease.ProgressReporter.__init__
 
     def begins(self, *arguments, **options):
@@ -154,15 +156,15 @@ def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)
     job = LocalJob(2)
     with caplog.at_level(logging.INFO, "shoal"):
-        run_all(job, lambda one: restore.on(one, tmp_path / "one"))
+        run_all(job, lambda client: restore.on(client, tmp_path / "one"))
     told = [record.getMessage() for record in caplog.records if "restoring" in record.message]
     assert len(told) == 2
     assert f"restoring {tmp_path / 'one'}: " in told[0]
     assert told[0].endswith(" MB/s")
 
 
-def test_what_was_saved_just_now_stays_if_the_run_went_back(tmp_path, alone, caplog):
-    with Checkpoints(tmp_path, keep=2, coordinator=alone) as ckpts:
+def test_newest_save_is_kept_after_going_back_to_an_earlier_step(tmp_path, alone, caplog):
+    with Checkpoints(tmp_path, keep=2, client=alone) as ckpts:
         for step in (1, 2, 8, 9):
             ckpts.save(step, state(step))
         ckpts.wait()
@@ -177,7 +179,7 @@ def test_what_was_saved_just_now_stays_if_the_run_went_back(tmp_path, alone, cap
 
 
 def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
         sample_checkpoints.from_the_future(tmp_path / "step_000000000001")
@@ -190,7 +192,7 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
             ckpts.all_steps(skip_corrupt=True)
 
 
-def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, monkeypatch):
+def test_work_after_a_save_has_the_call_site_of_the_save(tmp_path, alone, monkeypatch):
     sites = []
     result_of_lead = lead.run_on_lead
 
@@ -199,20 +201,20 @@ def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, mo
         return result_of_lead(*arguments, **options)
 
     monkeypatch.setattr(saver, "run_on_lead", says)
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(1, state(1))
     assert len(sites) == 1
     assert "test_history_misused.py" in sites[0]
 
 
-def test_one_checkpoint_is_no_history_and_a_history_none(tmp_path):
-    def run(coordinator):
-        with Checkpoints(tmp_path / "run", coordinator=coordinator) as ckpts:
+def test_run_directory_and_checkpoint_directory_are_not_confused(tmp_path):
+    def run(client):
+        with Checkpoints(tmp_path / "run", client=client) as ckpts:
             ckpts.save(1, state(1))
         found = []
         for wrong in (
-            lambda: Checkpoints(ckpts.path_of(1), coordinator=coordinator),
-            lambda: save.on(coordinator, tmp_path / "run", state(2)),
+            lambda: Checkpoints(ckpts.path_of(1), client=client),
+            lambda: save.on(client, tmp_path / "run", state(2)),
         ):
             with pytest.raises(UsageError, match="history of") as told:
                 wrong()

@@ -55,8 +55,8 @@ def raised(results):
 
 
 def test_all_processes_save_and_see_the_same(tmp_path):
-    def run(coordinator):
-        with Checkpoints(tmp_path, keep=2, every=2, coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(tmp_path, keep=2, every=2, client=client) as ckpts:
             _, first = ckpts.resume(None, state(-1))
             done = [ckpts.save(step, state(step)) for step in range(first, 8)]
             ckpts.wait()
@@ -68,9 +68,9 @@ def test_all_processes_save_and_see_the_same(tmp_path):
     assert set(files) == {"COMM", "data", "inde", "mani"}
 
 
-def test_processes_that_ask_for_different_histories_are_told(tmp_path):
-    def run(coordinator):
-        Checkpoints(tmp_path, keep=1 + coordinator.process, coordinator=coordinator)
+def test_different_checkpoints_options_raise_divergence(tmp_path):
+    def run(client):
+        Checkpoints(tmp_path, keep=1 + client.process, client=client)
 
     results = together(2, run)
     assert raised(results) is DivergenceError
@@ -85,9 +85,9 @@ class Even(Keep):
 
 
 def test_policies_and_rules_of_ones_own_are_the_same_on_all(tmp_path):
-    def run(coordinator):
+    def run(client):
         rule = functools.partial(lambda least, step: step >= least, 3)
-        with Checkpoints(tmp_path, keep=Even() | 1, every=rule, coordinator=coordinator) as ckpts:
+        with Checkpoints(tmp_path, keep=Even() | 1, every=rule, client=client) as ckpts:
             for step in range(7):
                 ckpts.save(step, state(step))
         return ckpts.all_steps()
@@ -101,23 +101,23 @@ def test_a_function_that_outlasts_the_deadline_fails_the_next_save_alone(
 ):
     go = threading.Event()
 
-    def run(coordinator):
+    def run(client):
         ckpts = Checkpoints(
-            tmp_path, on_commit=lambda step, path: step > 1 or go.wait(60), coordinator=coordinator
+            tmp_path, on_commit=lambda step, path: step > 1 or go.wait(60), client=client
         )
         ckpts.save(1, state(1))
-        if coordinator.process == 1:
+        if client.process == 1:
             ckpts.wait()
-        barrier.on(coordinator, "saved", timeout_s=60)
+        barrier.on(client, "saved", timeout_s=60)
         monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.5")
         try:
             with pytest.raises((SaveAbortedError, DeadlineError)):
                 ckpts.save(2, state(2), timeout_s=limit_s)
         finally:
-            if limit_s or coordinator.process == 1:  # process 0 waits for as long as it takes
+            if limit_s or client.process == 1:  # process 0 waits for as long as it takes
                 go.set()
         monkeypatch.setenv("SHOAL_TIMEOUT_S", "60")
-        barrier.on(coordinator, "failed", timeout_s=60)
+        barrier.on(client, "failed", timeout_s=60)
         with ckpts:
             ckpts.save(3, state(3))
         return ckpts.all_steps()
@@ -125,23 +125,23 @@ def test_a_function_that_outlasts_the_deadline_fails_the_next_save_alone(
     assert together(2, run) == [(1, 3)] * 2
 
 
-def test_what_the_lead_finds_is_everybodys(tmp_path):
+def test_error_of_the_leader_is_raised_on_every_process(tmp_path):
     (tmp_path / "file").touch()
 
-    def on_a_file(coordinator):
-        Checkpoints(tmp_path / "file", coordinator=coordinator)
+    def on_a_file(client):
+        Checkpoints(tmp_path / "file", client=client)
 
     results = together(2, on_a_file)
     assert raised(results) is StorageError
     assert results[1].path == results[0].path
 
-    def on_nothing(coordinator):
-        Checkpoints(tmp_path / "run", coordinator=coordinator).restore()
+    def on_nothing(client):
+        Checkpoints(tmp_path / "run", client=client).restore()
 
     assert raised(together(2, on_nothing)) is NotCommittedError
 
-    def with_one_damaged(coordinator):
-        with Checkpoints(tmp_path / "run", coordinator=coordinator) as ckpts:
+    def with_one_damaged(client):
+        with Checkpoints(tmp_path / "run", client=client) as ckpts:
             ckpts.save(1, state(1))
             ckpts.wait()
             (tmp_path / "run" / "step_000000000001" / "COMMIT").write_text("{}")
@@ -151,12 +151,12 @@ def test_what_the_lead_finds_is_everybodys(tmp_path):
 
 
 def test_seconds_are_the_leads(tmp_path):
-    def run(coordinator):
-        ckpts = Checkpoints(tmp_path, every=timedelta(days=1), coordinator=coordinator)
-        if coordinator.process == 1:  # its clock is a week ahead
+    def run(client):
+        ckpts = Checkpoints(tmp_path, every=timedelta(days=1), client=client)
+        if client.process == 1:  # its clock is a week ahead
             ckpts._cadence._began -= 7 * 86_400
         later = [ckpts.should_save(step) for step in range(5)]
-        if coordinator.process == 0:
+        if client.process == 0:
             ckpts._cadence._began -= 7 * 86_400
         return later, [ckpts.should_save(step) for step in range(5, 100)]
 
@@ -167,18 +167,18 @@ def test_seconds_are_the_leads(tmp_path):
 
 
 def test_always_due_is_always_saved(tmp_path):
-    def run(coordinator):
-        with Checkpoints(tmp_path, every=EverySeconds(1e-9), coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(tmp_path, every=EverySeconds(1e-9), client=client) as ckpts:
             return [ckpts.save(step, state(step)) for step in range(3)]
 
     assert together(2, run) == [[True] * 3] * 2
 
 
-def test_a_failed_deletion_is_told_to_all_once(tmp_path, monkeypatch):
+def test_failed_deletion_raises_once_on_all(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_FAULTS", "retain.before:raise")
 
-    def run(coordinator):
-        with Checkpoints(tmp_path, keep=1, coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(tmp_path, keep=1, client=client) as ckpts:
             ckpts.save(1, state(1))
             try:
                 ckpts.wait()
@@ -192,7 +192,7 @@ def test_a_failed_deletion_is_told_to_all_once(tmp_path, monkeypatch):
     assert together(2, run) == [("InjectedError", (2,)), ("PeerFailedError", (2,))]
 
 
-def test_who_is_lost_while_a_save_runs_aborts_it_on_all_others_once(tmp_path, monkeypatch):
+def test_loss_during_a_save_aborts_it_once_on_all_others(tmp_path, monkeypatch):
     job = LocalJob(3)
     reach = fault_points.reach
 
@@ -202,15 +202,15 @@ def test_who_is_lost_while_a_save_runs_aborts_it_on_all_others_once(tmp_path, mo
             raise KeyError("it is dead")
         reach(point, process)
 
-    def run(coordinator):
-        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+    def run(client):
+        ckpts = Checkpoints(tmp_path, client=client)
         ckpts.save(1, state(1))
         ckpts.wait()
-        if coordinator.process == 0:
+        if client.process == 0:
             monkeypatch.setattr(fault_points, "reach", dying)
         assert ckpts.all_steps() == (1,)
         ckpts.save(2, state(2))
-        with pytest.raises(CheckpointError if coordinator.process < 2 else Exception) as caught:
+        with pytest.raises(CheckpointError if client.process < 2 else Exception) as caught:
             ckpts.wait()
         ckpts.wait()
         return type(caught.value), getattr(caught.value, "exit_code", 1), ckpts.all_steps()
@@ -224,20 +224,20 @@ def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, cap
     limits = []
     start = saving_of(monkeypatch, limits)
 
-    def run(coordinator):
-        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+    def run(client):
+        ckpts = Checkpoints(tmp_path, client=client)
         ckpts.save(1, state(1))
         ckpts.wait()
-        if coordinator.process == 1:
-            coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
+        if client.process == 1:
+            client.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         step = 2
-        while not preempted.on(coordinator, step):
+        while not preempted.on(client, step):
             step += 1
         ckpts._saver._rate = Rate(1, 1000.0)  # a very slow disk
         ckpts.save(step, state(step))
         latest = ckpts.latest()  # nobody waited
         ckpts.close()
-        return latest == step, coordinator.stop.exit_code
+        return latest == step, client.stop.exit_code
 
     with caplog.at_level(logging.WARNING, "shoal"):
         assert run_all(job, run) == [(True, 75)] * 2
@@ -256,9 +256,9 @@ def saving_of(monkeypatch, limits):
 
     start = background.start_save
 
-    def noting(coordinator, request, *arguments, **named):
+    def noting(client, request, *arguments, **named):
         limits.append(request.waits.until and request.waits.each_s)
-        return start(coordinator, request, *arguments, **named)
+        return start(client, request, *arguments, **named)
 
     monkeypatch.setattr(background, "start_save", noting)
     return start
@@ -267,25 +267,25 @@ def saving_of(monkeypatch, limits):
 def test_the_loop_of_the_documents_survives_preemption(tmp_path):
     """Until somebody is told to leave; then another job, of another size, goes on."""
 
-    def train(coordinator, told_at):
-        with Checkpoints(tmp_path, keep=2, coordinator=coordinator) as ckpts:
+    def train(client, told_at):
+        with Checkpoints(tmp_path, keep=2, client=client) as ckpts:
             value, first = ckpts.resume(None, lambda: {"w": np.zeros(4)})
             for step in range(first, 50):
                 value = {"w": value["w"] + step}
-                if step == told_at and coordinator.process == 0:
-                    coordinator.give_notice(ReceivedNotice("drained", "a test", None))
-                stop = preempted.on(coordinator, step)
+                if step == told_at and client.process == 0:
+                    client.give_notice(ReceivedNotice("drained", "a test", None))
+                stop = preempted.on(client, step)
                 if stop or step % 10 == 9:
                     ckpts.save(step, value)
                 if stop:
                     break
-        return step, value["w"].tolist(), coordinator.stop.exit_code
+        return step, value["w"].tolist(), client.stop.exit_code
 
-    first = run_all(LocalJob(3), lambda coordinator: train(coordinator, 23))
+    first = run_all(LocalJob(3), lambda client: train(client, 23))
     stopped = first[0][0]
     assert first == [(stopped, [float(sum(range(stopped + 1)))] * 4, 75)] * 3
     assert stopped >= 23
-    second = run_all(LocalJob(2), lambda coordinator: train(coordinator, -1))
+    second = run_all(LocalJob(2), lambda client: train(client, -1))
     assert second == [(49, [float(sum(range(50)))] * 4, 0)] * 2
 
 
@@ -293,14 +293,14 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
     run = sample_checkpoints.run_of_two(tmp_path / "run")
     stale = sample_checkpoints.begun(run, 25)
     sample_checkpoints.killed_before_commit(run / "step_000000000030", child_env)
-    alone = LocalJob(1).coordinators[0]
-    Checkpoints(run, recover=False, coordinator=alone)
+    alone = LocalJob(1).clients[0]
+    Checkpoints(run, recover=False, client=alone)
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists()
-    ckpts = Checkpoints(run, coordinator=alone)
+    ckpts = Checkpoints(run, client=alone)
     assert ckpts.all_steps() == (10, 20, 30)
     assert verify_files(open_checkpoint(LocalStore(run / "step_000000000030"))) == []
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists(), "it may still be written"
-    Checkpoints(run, lease_s=1e-9, coordinator=alone)
+    Checkpoints(run, lease_s=1e-9, client=alone)
     assert not (run / "step_000000000025").exists()
 
 
@@ -312,7 +312,7 @@ def test_the_newest_is_restored_though_a_job_deletes_the_one_that_was(
     """At a read of one process, a running job saves two more steps, and keeps the last."""
 
     def train(steps):
-        with Checkpoints(tmp_path, keep=1, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        with Checkpoints(tmp_path, keep=1, client=LocalJob(1).clients[0]) as ckpts:
             for step in steps:
                 ckpts.save(step, state(step))
 
@@ -329,16 +329,16 @@ def test_the_newest_is_restored_though_a_job_deletes_the_one_that_was(
     for name in ("read", "read_at"):
         monkeypatch.setattr(LocalFolder, name, goes_on(getattr(LocalFolder, name)))
 
-    def look(coordinator):
-        with Checkpoints(tmp_path, recover=False, coordinator=coordinator) as ckpts:
+    def look(client):
+        with Checkpoints(tmp_path, recover=False, client=client) as ckpts:
             return ckpts.resume(None, dict)
 
     found = together(processes, look)
     assert [(value["step"], first) for value, first in found] == [(3, 4)] * processes
 
 
-def test_what_is_deleted_and_was_the_last_is_not_begun_anew(tmp_path, monkeypatch):
-    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+def test_last_step_deleted_during_resume_does_not_restart_the_run(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path, client=LocalJob(1).clients[0]) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
 
@@ -353,10 +353,10 @@ def test_what_is_deleted_and_was_the_last_is_not_begun_anew(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("lease_s", "stays"), [(60.0, True), (1e-9, False)])
-def test_what_is_stale_goes_with_the_old_steps_and_who_writes_is_spared(tmp_path, lease_s, stays):
+def test_stale_attempts_go_with_old_steps_and_active_ones_are_kept(tmp_path, lease_s, stays):
     run = sample_checkpoints.run_of_two(tmp_path / "run")
-    alone = LocalJob(1).coordinators[0]
-    with Checkpoints(run, keep=1, lease_s=lease_s, coordinator=alone) as ckpts:
+    alone = LocalJob(1).clients[0]
+    with Checkpoints(run, keep=1, lease_s=lease_s, client=alone) as ckpts:
         sample_checkpoints.begun(run, 25)
         ckpts.save(30, state(30))
     assert ckpts.all_steps() == (30,)

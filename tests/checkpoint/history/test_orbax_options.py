@@ -139,11 +139,11 @@ class Room(NamedTuple):
     monkeypatch: pytest.MonkeyPatch
     numbers: itertools.count
 
-    def new(self, *, number=None, coordinator=None, **options):
+    def new(self, *, number=None, client=None, **options):
         """Make a history, in a directory of its own unless a number is given."""
         path = self.path / f"{next(self.numbers) if number is None else number}"
-        coordinator = coordinator or LocalJob(1).coordinators[0]
-        return Checkpoints(path, coordinator=coordinator, **options)
+        client = client or LocalJob(1).clients[0]
+        return Checkpoints(path, client=client, **options)
 
 
 def saved(ckpts, steps=range(30), **metrics):
@@ -193,8 +193,8 @@ def _(room):
 
 @holds("PreemptionCheckpointingPolicy")
 def _(room):
-    alone = LocalJob(1).coordinators[0]
-    with room.new(every=10, coordinator=alone) as ckpts:
+    alone = LocalJob(1).clients[0]
+    with room.new(every=10, client=alone) as ckpts:
         for step in range(13):
             if step == 11:
                 alone.give_notice(ReceivedNotice("drained", "a test"))
@@ -297,11 +297,11 @@ def _(room):
     root = sample_checkpoints.run_of_two(room.path / "run")
     sample_checkpoints.begun(root, 25)
     sample_checkpoints.killed_before_commit(root / "step_000000000030", room.env)
-    alone = LocalJob(1).coordinators[0]
-    reader = Checkpoints(root, recover=False, lease_s=1e-9, coordinator=alone)
+    alone = LocalJob(1).clients[0]
+    reader = Checkpoints(root, recover=False, lease_s=1e-9, client=alone)
     assert reader.all_steps() == (10, 20)
     assert (root / "step_000000000025").exists()
-    assert Checkpoints(root, lease_s=1e-9, coordinator=alone).all_steps() == (10, 20, 30)
+    assert Checkpoints(root, lease_s=1e-9, client=alone).all_steps() == (10, 20, 30)
     assert not (root / "step_000000000025").exists()
 
 
@@ -309,14 +309,14 @@ def _(room):
 def _(room):
     done = []
 
-    def run(coordinator):
+    def run(client):
         ckpts = room.new(
             number=1, timeout_s=0.5, on_commit=lambda *given: done.append(given),
-            coordinator=coordinator,
+            client=client,
         )  # fmt: skip
         ckpts.save(1, {"w": 1})
         ckpts.wait()
-        if coordinator.process == 0:  # the other never saves this one
+        if client.process == 0:  # the other never saves this one
             with pytest.raises(SaveAbortedError, match=r"0\.5 s"):
                 ckpts.save(2, {"w": 2})
         return ckpts.all_steps()
@@ -327,10 +327,10 @@ def _(room):
 
 @holds("multiprocessing_options")
 def _(room):
-    def run(coordinator):
-        if coordinator.process == 0:
+    def run(client):
+        if client.process == 0:
             return None
-        return saved(room.new(processes=[1], coordinator=coordinator), [1])
+        return saved(room.new(processes=[1], client=client), [1])
 
     assert run_all(LocalJob(2), run) == [None, (1,)]
 
@@ -346,13 +346,13 @@ def _(room):
 
     room.monkeypatch.setattr(LocalStore, "steps", listing)
 
-    def run(coordinator):
-        with room.new(number=1, coordinator=coordinator) as ckpts:
+    def run(client):
+        with room.new(number=1, client=client) as ckpts:
             ckpts.save(1, {"w": 1})
             ckpts.wait()
-            barrier.on(coordinator, "saved")
+            barrier.on(client, "saved")
             is_counting.set()
-            barrier.on(coordinator, "counting")
+            barrier.on(client, "counting")
             found = ckpts.restore()["w"], ckpts.resume(None, None)[1]
         return *found, threading.get_ident() in by
 
@@ -367,7 +367,7 @@ def _(room):
 
 
 @pytest.mark.parametrize("names", HELD_TOGETHER, ids="-".join)
-def test_what_the_rows_say_holds(names, tmp_path, child_env, monkeypatch):
+def test_each_row_of_the_options_table_holds(names, tmp_path, child_env, monkeypatch):
     """By the stored times, each save begins a minute after the one before."""
     seconds = itertools.count(0, 60)
     clock = SimpleNamespace(time_ns=lambda: next(seconds) * 10**9, monotonic=time.monotonic)

@@ -27,12 +27,12 @@ COLUMNS = NamedSharding(MESH, P(None, "y"))
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 @pytest.fixture
 def ckpts(tmp_path, alone):
-    with Checkpoints(tmp_path / "run", coordinator=alone) as history:
+    with Checkpoints(tmp_path / "run", client=alone) as history:
         yield history
 
 
@@ -114,7 +114,7 @@ def test_another_width_is_refused_whatever_makes_it(ckpts, name, target, caplog)
     ],
 )
 @pytest.mark.parametrize("how", ["value", "function"])
-def test_what_differs_is_named(ckpts, how, init, attribute, words):
+def test_differences_from_the_saved_model_are_named(ckpts, how, init, attribute, words):
     def made(given):
         values = {
             "key": lambda: jax.random.key(0),
@@ -153,7 +153,7 @@ def test_what_differs_is_named(ckpts, how, init, attribute, words):
         ({"w": jnp.ones(3)}, None),
     ],
 )
-def test_what_may_change_while_a_run_trains(ckpts, saves, init):
+def test_changes_that_a_run_may_make_are_accepted_by_resume(ckpts, saves, init):
     first, begins = ckpts.resume(None, lambda: init)
     assert (begins, first is init) == (0, True)
     saved(ckpts, saves)
@@ -162,7 +162,7 @@ def test_what_may_change_while_a_run_trains(ckpts, saves, init):
         assert (begins, state.keys()) == (1, saves.keys())
 
 
-def test_what_only_leaves_out_is_not_compared(ckpts):
+def test_leaves_omitted_by_only_are_not_compared(ckpts):
     target = {"w": ROWS, "batch": np.zeros(5)}
     init = {"w": MAKERS["put"](2), "batch": np.zeros(5)}
     state, _ = ckpts.resume(target, init, only="!batch")
@@ -220,9 +220,9 @@ OTHER = {
 def test_a_tree_that_the_target_would_not_restore_is_not_saved(tmp_path, change, asynchronous):
     other, words = OTHER[change]
 
-    def run(coordinator):
+    def run(client):
         state = {"w": ones(2), "step": 0}
-        one = Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=coordinator)
+        one = Checkpoints(tmp_path, asynchronous=asynchronous, client=client)
         one.resume(state, lambda: state)
         one.save(0, state)
         for _ in range(2):
@@ -258,7 +258,7 @@ def test_a_state_that_init_would_not_make_is_not_saved(ckpts, target):
         ckpts.resume(target, lambda: init)
 
 
-def test_what_the_target_casts_is_compared_as_it_comes_back(ckpts):
+def test_resume_compares_cast_leaves_by_their_restored_dtype(ckpts):
     target = {"w": jax.ShapeDtypeStruct((3,), jnp.bfloat16), "step": np.zeros((), np.int32)}
     init = {"w": jnp.ones(3, jnp.bfloat16), "step": np.int32(0)}
     ckpts.resume(target, lambda: init, dtype="any")
@@ -290,7 +290,7 @@ def test_a_save_is_compared_only_where_its_leaves_have_changed(ckpts):
     assert counts == [1, 1, 3, 3]
 
 
-def test_of_a_target_no_array_is_kept(ckpts):
+def test_arrays_of_the_target_are_released(ckpts):
     target = {"w": shoal.put(ones(2), ROWS), "v": np.ones(3)}
     state = {"w": shoal.put(ones(2), ROWS), "v": np.ones(3)}
     alive = [weakref.ref(value) for tree in (target, state) for value in tree.values()]

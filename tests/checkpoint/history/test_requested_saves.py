@@ -33,12 +33,12 @@ class Job:
     def ends(self):
         return [one for one in self.answers if one.state in ("committed", "failed")]
 
-    def request_at(self, coordinator, step, moments):
+    def request_at(self, client, step, moments):
         """Request a save on process 0 when both processes come to one of these steps."""
         if step in moments:
-            if coordinator.process == 0:
+            if client.process == 0:
                 self.local.request_save(self.answers.append)
-            barrier.on(coordinator, f"requested at {step}")
+            barrier.on(client, f"requested at {step}")
 
     def run(self, function):
         results = run_all(self.local, function)
@@ -53,12 +53,12 @@ class Job:
 def test_a_step_that_every_skips_is_saved_on_request(tmp_path, asynchronous, asks):
     job = Job()
 
-    def train(coordinator):
-        options = {"every": 10, "asynchronous": asynchronous, "coordinator": coordinator}
+    def train(client):
+        options = {"every": 10, "asynchronous": asynchronous, "client": client}
         with Checkpoints(tmp_path, **options) as ckpts:
             saved = []
             for step in range(20):
-                job.request_at(coordinator, step, {3, 7, 9})
+                job.request_at(client, step, {3, 7, 9})
                 if (not asks or ckpts.should_save(step)) and ckpts.save(step, state(step)):
                     saved.append(step)
             return saved, ckpts.wait() or ckpts.all_steps()
@@ -72,10 +72,10 @@ def test_a_last_save_by_force_finds_the_last_step_saved_on_request(tmp_path):
     """Without the request it is the only save of this step."""
     job = Job()
 
-    def train(coordinator):
-        with Checkpoints(tmp_path, every=10, coordinator=coordinator) as ckpts:
+    def train(client):
+        with Checkpoints(tmp_path, every=10, client=client) as ckpts:
             for step in range(6):
-                job.request_at(coordinator, step, {5})
+                job.request_at(client, step, {5})
                 ckpts.save(step, state(step))
             assert ckpts.save(5, state(5), force=True)
             return ckpts.all_steps()
@@ -87,10 +87,10 @@ def test_a_last_save_by_force_finds_the_last_step_saved_on_request(tmp_path):
 def test_a_loop_that_chooses_its_steps_answers_with_the_next(tmp_path):
     job = Job()
 
-    def train(coordinator):
-        with Checkpoints(tmp_path, coordinator=coordinator) as ckpts:
+    def train(client):
+        with Checkpoints(tmp_path, client=client) as ckpts:
             for step in range(10):
-                job.request_at(coordinator, step, {2})
+                job.request_at(client, step, {2})
                 if step % 5 == 4:
                     ckpts.save(step, state(step))
 
@@ -101,14 +101,14 @@ def test_a_loop_that_chooses_its_steps_answers_with_the_next(tmp_path):
 def test_all_histories_of_a_program_save_the_step(tmp_path):
     job = Job()
 
-    def train(coordinator):
-        options = {"every": 100, "coordinator": coordinator}
+    def train(client):
+        options = {"every": 100, "client": client}
         with (
             Checkpoints(tmp_path / "a", **options) as first,
             Checkpoints(tmp_path / "b", **options) as second,
         ):
             for step in range(6):
-                job.request_at(coordinator, step, {3})
+                job.request_at(client, step, {3})
                 first.save(step, state(step))
                 second.save(step, state(step))
             first.wait()
@@ -129,12 +129,12 @@ def test_a_save_that_fails_is_reported_and_the_next_request_is_saved(
             raise OSError(errno.ENOSPC, "no space is left, says the test")
         reach(point, process)
 
-    def train(coordinator):
-        options = {"every": 100, "asynchronous": asynchronous, "coordinator": coordinator}
+    def train(client):
+        options = {"every": 100, "asynchronous": asynchronous, "client": client}
         failed = []
         with Checkpoints(tmp_path, **options) as ckpts:
             for step in range(8):
-                job.request_at(coordinator, step, {2, 5})
+                job.request_at(client, step, {2, 5})
                 try:
                     ckpts.save(step, state(step))
                     ckpts.wait()
@@ -150,13 +150,13 @@ def test_a_save_that_fails_is_reported_and_the_next_request_is_saved(
 def test_a_notice_takes_the_place_of_a_request_that_comes_after_it(tmp_path):
     job = Job()
 
-    def train(coordinator):
-        with Checkpoints(tmp_path, every=100, coordinator=coordinator) as ckpts:
+    def train(client):
+        with Checkpoints(tmp_path, every=100, client=client) as ckpts:
             for step in range(20):
-                if step == 4 and coordinator.process == 0:
-                    coordinator.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
-                job.request_at(coordinator, step, {4})
-                stop = preempted.on(coordinator, step)
+                if step == 4 and client.process == 0:
+                    client.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
+                job.request_at(client, step, {4})
+                stop = preempted.on(client, step)
                 ckpts.save(step, state(step))
                 if stop:
                     break

@@ -13,7 +13,7 @@ from shoal.runtime.client.in_process import LocalJob
 
 @pytest.fixture
 def ckpts(tmp_path):
-    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as history:
+    with Checkpoints(tmp_path, client=LocalJob(1).clients[0]) as history:
         yield history
 
 
@@ -39,7 +39,7 @@ def test_a_target_that_fits_is_no_matter(ckpts, mesh):
     assert state["w"].sharding.spec[0] == "y"
 
 
-def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
+def test_layouts_for_non_arrays_are_refused(ckpts, mesh):
     place, rows = shoal.Layout(mesh), shoal.Layout(mesh, "x", None)
     ckpts.save(0, begun(mesh, none=None, name="run"))
     ckpts.wait()
@@ -62,7 +62,7 @@ def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
         (lambda target: target.update(w=np.ones((8, 3), np.int32)), "wrong_dtype"),
     ],
 )
-def test_one_that_does_not_is_an_error_at_the_beginning(ckpts, mesh, change, attribute):
+def test_target_that_does_not_match_init_raises_at_the_start(ckpts, mesh, change, attribute):
     target = {"w": shoal.Layout(mesh, "x", None), "epoch": 0}
     change(target)
     with pytest.raises(RestoreMismatchError, match="what `init` made") as caught:
@@ -100,7 +100,7 @@ def test_names_that_the_next_start_would_not_find_are_refused(ckpts, mesh):
 
 def test_names_that_would_be_swapped_again_are_refused(tmp_path):
     state = {"a": np.zeros(2), "b": np.ones(2)}
-    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+    with Checkpoints(tmp_path, client=LocalJob(1).clients[0]) as ckpts:
         ckpts.save(0, state)
         ckpts.wait()
         with pytest.raises(RestoreMismatchError, match="a: would have the value of b"):
@@ -119,17 +119,17 @@ def test_targets_and_options_are_compared_while_nothing_is_saved(tmp_path, mesh)
         ((init, {"check_init": True}), (init, {"check_init": False})),
     ]
 
-    def run(coordinator):
+    def run(client):
         said = []
-        one = Checkpoints(tmp_path, timeout_s=PATIENCE_S / 2, coordinator=coordinator)
+        one = Checkpoints(tmp_path, timeout_s=PATIENCE_S / 2, client=client)
         for sides in differing:
-            target, options = sides[coordinator.process]
+            target, options = sides[client.process]
             try:
                 one.resume(target, init, **options)
                 said.append(None)
             except DivergenceError as error:
                 said.append(len(error.sides))
-            barrier.on(coordinator, "in step", timeout_s=PATIENCE_S / 2)
+            barrier.on(client, "in step", timeout_s=PATIENCE_S / 2)
         assert one.resume(rows, init)[1] == 0
         one.close()
         return said

@@ -64,7 +64,7 @@ def released(held, monkeypatch):
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 CALLS = {
@@ -82,7 +82,7 @@ LOCAL = ("pin", "info", "newest info")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_needs_the_step_waits_for_its_save(tmp_path, alone, released, call):
     released.go.set()
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(6, state(6))
         ckpts.wait()
         released.go.clear()
@@ -90,14 +90,14 @@ def test_a_call_that_needs_the_step_waits_for_its_save(tmp_path, alone, released
         assert CALLS[call](ckpts) == 7
         ckpts.wait()
     assert ckpts.all_steps() == (() if call == "delete" else (7,))
-    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, client=alone) as ckpts:
         ckpts.save(8, state(8))
     assert ckpts.all_steps() == ((7, 8) if call == "pin" else (8,))
 
 
 def test_other_steps_and_listings_do_not_wait(tmp_path, alone, held):
     held.go.set()
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(5, state(5), metrics={"loss": 0.5})
         ckpts.save(6, state(6), metrics={"loss": 0.6})
         ckpts.wait()
@@ -119,7 +119,7 @@ def test_other_steps_and_listings_do_not_wait(tmp_path, alone, held):
 def test_the_error_of_the_save_is_raised_and_no_local_call_takes_it(
     tmp_path, alone, released, call
 ):
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     released.error = OSError("the disk is gone")
     ckpts.save(7, state(7))
     with pytest.raises(Exception, match="the disk is gone"):
@@ -152,10 +152,10 @@ def test_a_failed_save_is_raised_once_by_all_processes_in_step(
     held.error = OSError("the disk is gone")
     held.go.set()
 
-    def run(coordinator):
-        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+    def run(client):
+        ckpts = Checkpoints(tmp_path, client=client)
         ckpts.save(7, state(7))
-        if local and coordinator.process == 1:
+        if local and client.process == 1:
             with pytest.raises(ShoalError):
                 CALLS[local](ckpts)
         with pytest.raises((SaveAbortedError, OSError)):
@@ -168,7 +168,7 @@ def test_a_failed_save_is_raised_once_by_all_processes_in_step(
 
 
 def test_the_deadline_of_a_restore_ends_its_wait(tmp_path, alone, held):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(7, state(7))
         for _ in range(2):
             with pytest.raises(DeadlineError, match=r"still runs after 0\.01 s"):
@@ -191,14 +191,14 @@ def test_the_deadline_of_a_restore_ends_its_wait(tmp_path, alone, held):
 )
 def test_another_job_learns_that_the_save_runs(tmp_path, alone, held, ask):
     held.go.set()
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(6, state(6))
         ckpts.wait()
         held.go.clear()
         held.is_there.clear()
         ckpts.save(7, state(7))
         assert held.is_there.wait(PATIENCE_S)
-        reader = Checkpoints(tmp_path, recover=False, coordinator=LocalJob(1).coordinators[0])
+        reader = Checkpoints(tmp_path, recover=False, client=LocalJob(1).clients[0])
         assert (reader.restore()["step"], reader.info().step) == (6, 6)
         with pytest.raises(NotCommittedError, match="its save still runs") as caught:
             ask(tmp_path, reader)
@@ -209,10 +209,10 @@ def test_another_job_learns_that_the_save_runs(tmp_path, alone, held, ask):
 
 @pytest.mark.parametrize("newest", [lambda r: r.restore(), lambda r: r.info()])
 def test_another_job_learns_that_the_first_save_runs(tmp_path, alone, held, newest):
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(7, state(7))
         assert held.is_there.wait(PATIENCE_S)
-        reader = Checkpoints(tmp_path, recover=False, coordinator=LocalJob(1).coordinators[0])
+        reader = Checkpoints(tmp_path, recover=False, client=LocalJob(1).clients[0])
         with pytest.raises(
             NotCommittedError, match="no step is saved; the save of step 7 still runs"
         ):
@@ -220,10 +220,10 @@ def test_another_job_learns_that_the_first_save_runs(tmp_path, alone, held, newe
         held.go.set()
 
 
-def test_what_is_not_touched_any_more_does_not_run(tmp_path, alone):
+def test_save_without_a_refreshed_lease_counts_as_ended(tmp_path, alone):
     run = sample_checkpoints.run_of_two(tmp_path / "run")
     attempt = sample_checkpoints.begun(run, 25)
-    reader = Checkpoints(run, recover=False, coordinator=alone)
+    reader = Checkpoints(run, recover=False, client=alone)
     with pytest.raises(
         NotCommittedError, match=r"its save still runs \(by h7, pid 123, touched \d+ s"
     ):
@@ -238,19 +238,19 @@ def test_what_is_not_touched_any_more_does_not_run(tmp_path, alone):
         reader.pin(25)
 
 
-def test_a_complete_one_that_nobody_commits_says_what_to_do(tmp_path, alone, child_env):
+def test_complete_uncommitted_step_raises_with_the_recover_command(tmp_path, alone, child_env):
     path = tmp_path / step_name(30)
     sample_checkpoints.killed_before_commit(path, child_env)
     (pending,) = path.glob("PENDING-*")
     os.utime(pending, (0, pending.stat().st_mtime - 600))
-    reader = Checkpoints(tmp_path, recover=False, coordinator=alone)
+    reader = Checkpoints(tmp_path, recover=False, client=alone)
     with pytest.raises(NotCommittedError, match=r"complete.*`shoal ckpt recover` commits it"):
         reader.info(30)
 
 
 def test_a_fork_of_the_saving_process_does_not_wait(tmp_path, alone, held):
     """The thread that saves is not in it: it reads what the folder says."""
-    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts = Checkpoints(tmp_path, client=alone)
     ckpts.save(7, state(7))
     assert held.is_there.wait(PATIENCE_S)
     saving = ckpts._saver._running.saving

@@ -72,7 +72,7 @@ def test_each_span_of_n_steps_is_saved_once_if_the_loop_comes_by(n, steps):
     assert set(spans) == {(step + 1) // n for step in steps if step + 1 >= n}
 
 
-def test_what_is_saved_already_is_not_due():
+def test_steps_up_to_the_last_save_are_not_due():
     assert not any(due_by_steps(3, step, 20) for step in range(21))
     timed = cadence(EverySeconds(1), clock := Clock(), last=20)
     clock.now += 5
@@ -132,7 +132,7 @@ def test_free_is_no_policy_of_keep(keep):
         policy_of(keep)
 
 
-def test_nothing_said_is_always():
+def test_cadence_none_saves_every_step():
     assert saved_by(None, range(3)) == [0, 1, 2]
 
 
@@ -140,7 +140,7 @@ def test_a_function_decides():
     assert saved_by(lambda step: step in (2, 3), range(6)) == [2, 3]
 
 
-def test_asked_again_it_answers_alike_and_meets_nobody():
+def test_repeated_question_gets_the_same_answer_without_synchronizing():
     clock, meetings = Clock(), []
     decides = cadence(timedelta(seconds=10), clock, meetings=meetings)
     assert not decides.wants(0)
@@ -236,7 +236,7 @@ def test_rules_are_joined():
         ),
     ],
 )
-def test_whatever_every_takes_alone_it_takes_joined(build, rules, text):
+def test_every_accepts_its_rules_joined(build, rules, text):
     assert rules_of(build()) == rules
     assert rule_text(build()) == text
 
@@ -247,7 +247,7 @@ def test_a_function_joined_to_a_number_selects_more_steps():
 
 
 @pytest.mark.parametrize("every", [Last, "10", 2.5, None])
-def test_what_neither_keep_nor_every_takes_is_refused_where_it_is_joined(every):
+def test_joining_an_invalid_rule_is_refused(every):
     with pytest.raises(UsageTypeError, match=r"in every= also a timedelta|keep: None"):
         EverySteps(4) | every
 

@@ -22,7 +22,7 @@ def dtype(name):
     "S3 S5", "U2 U2", "int64 int64", "uint32 int64", "int2 float4_e2m1fn",
     "bool uint1", "uint1 bool", "bool int2",
 ])  # fmt: skip
-def test_nothing_is_lost(pair):
+def test_is_lossless_accepts_wider_dtypes(pair):
     one, other = map(dtype, pair.split())
     assert is_lossless(one, other)
 

@@ -126,7 +126,7 @@ def holds(shards: ShardMap, process: int, box: Box) -> bool:
 
 @given(jobs())
 @example(Job(2, (whole(0, (), (0, 1)), whole(1, (0, 3), (0, 1)))))
-def test_every_element_is_written_once_by_who_holds_it(job: Job) -> None:
+def test_every_element_is_written_once_by_a_process_that_has_it(job: Job) -> None:
     own = [own_boxes(job.held, process) for process in range(job.processes)]
     for process, boxes in enumerate(own):
         for number, record, box in boxes:
@@ -153,7 +153,7 @@ def test_processes_decide_alike_whatever_order_boxes_come_in(job: Job, random: R
 @given(st.lists(st.integers(1, 40 * MIB), min_size=1, max_size=20), st.integers(2, 9))
 @example([1024 * MIB], 7)
 @example([3] * 20, 9)
-def test_what_all_hold_is_shared_evenly(sizes: list[int], processes: int) -> None:
+def test_replicated_leaves_are_shared_evenly(sizes: list[int], processes: int) -> None:
     """No further apart than what is too small to be cut, and one that is given whole."""
     everyone = tuple(range(processes))
     job = Job(processes, tuple(whole(i, (n,), everyone, "uint8") for i, n in enumerate(sizes)))
@@ -164,7 +164,7 @@ def test_what_all_hold_is_shared_evenly(sizes: list[int], processes: int) -> Non
 
 
 @given(st.integers(2, 8), st.data())
-def test_who_has_more_of_its_own_is_given_less(processes: int, data: st.DataObject) -> None:
+def test_shared_data_evens_out_the_write_loads(processes: int, data: st.DataObject) -> None:
     own = data.draw(st.lists(st.integers(0, 20), min_size=processes, max_size=processes))
     held = [whole(p, (mib * MIB,), (p,), "uint8") for p, mib in enumerate(own)]
     held.append(whole(processes, (500 * MIB,), tuple(range(processes)), "uint8"))
@@ -208,7 +208,7 @@ def test_boxes_that_form_none_stay_apart() -> None:
     assert merge(boxes) == boxes
 
 
-def test_no_box_is_held_by_nobody_alone_twice() -> None:
+def test_boxes_of_overlapping_groups_are_balanced_and_written_once() -> None:
     """Boxes held by overlapping groups: 0 and 1, 1 and 2, all of them."""
     size = (4 * MIB,)
     held = tuple(whole(n, size, who, "uint8") for n, who in enumerate([(0, 1), (1, 2), (0, 1, 2)]))
@@ -271,7 +271,7 @@ def test_the_values_of_a_process_bear_its_number(process: int) -> None:
     assert found.entries[0].shape == (5,)
 
 
-def test_what_happens_to_be_one_object_makes_no_difference() -> None:
+def test_sharing_shard_map_objects_makes_no_difference() -> None:
     everyone = tuple(range(3))
     apart = [whole(n, (2 * MIB + n % 2,), everyone, "uint8") for n in range(9)]
     firsts = {one.record.stored_shape: one.shards for one in apart}

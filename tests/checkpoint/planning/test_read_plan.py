@@ -122,7 +122,7 @@ def test_every_byte_that_is_wanted_is_read_once_in_whole_blocks(data, gap, most)
 
 
 @given(st.data())
-def test_pieces_are_where_boxes_meet_chunks_and_requests_know_theirs(data):
+def test_pieces_cover_the_boxes_and_are_assigned_to_requests(data):
     found = data.draw(checkpoints())
     boxes = data.draw(wants(found[0]))
     plan = plan_of(found, boxes)
@@ -166,7 +166,7 @@ def test_rows_are_read_through_when_the_gap_is_small(gap, requests):
     assert plan.num_requests == requests
 
 
-def test_nothing_wanted_reads_nothing():
+def test_plan_without_boxes_reads_nothing():
     chunks, sizes, items = one_chunk((4, 8))
     none = np.zeros((0, 2), np.int64)
     plan = plan_reads(chunks, sizes, items, Boxes(none[:, 0], none, none))

@@ -50,7 +50,7 @@ def any_shape(names):
 
 
 @given(NAMES, NAMES)
-def test_it_finds_leaves_and_loses_none(target, saved):
+def test_proposed_renames_find_leaves_and_lose_none(target, saved):
     missing, unexpected, found = parts_of(target, saved)
     mapping = renames(any_shape(missing), any_shape(unexpected), found)
     count = finds(target, saved, mapping)
@@ -121,7 +121,7 @@ def test_subtrees_of_which_nothing_is_wanted(target, saved):
     assert tops == sorted(brute)
 
 
-def test_shapes_tell_alike_names_apart():
+def test_equal_names_are_distinguished_by_shape():
     saved = {"a/w": (2,), "b/w": (3,)}
     assert renames({"x/w": (3,)}, saved, []) == {"x": "b"}
     assert renames({"x/w": (4,)}, saved, []) == {}
@@ -172,7 +172,7 @@ def test_a_renamed_subtree_is_one_line_and_the_rename(path):
     assert back["params"]["enc"][29]["w"].tolist() == [[1, 1], [1, 1]]
 
 
-def test_several_of_them_and_what_else_is_wrong(tmp_path):
+def test_several_renames_are_proposed_beside_other_problems(tmp_path):
     saved = {"a": {"x": 1, "y": 2}, "b": {"z": 3, "u": 4}, "gone": 5}
     shoal.save(tmp_path / "one", saved)
     error = told(tmp_path / "one", {"aa": saved["a"], "bb": saved["b"], "new": 6})
@@ -214,7 +214,7 @@ def test_beside_a_rename_of_the_users_own(path):
 
 
 @pytest.mark.parametrize("name", ["w", "the leaves of it"])
-def test_one_leaf_is_said_as_one(tmp_path, name):
+def test_renaming_of_a_single_leaf_is_shown_as_one(tmp_path, name):
     shoal.save(tmp_path / "one", {"a": {name: np.ones(2), "b": 1}})
     error = told(tmp_path / "one", {"a": {"b": 1}, "c": {name: np.ones(2)}})
     assert (
@@ -263,7 +263,7 @@ BOTH = below("s/0/trace", DENSE) | below("a/0/mu", OUT) | below("a/0/nu", OUT) |
         ({"a/w": (3,)}, {"b/w": (3,), "c/w": (3,)}, {}),
     ],
 )
-def test_nothing_is_proposed_where_several_fit(target, saved, mapping, tmp_path):
+def test_ambiguous_renames_are_not_proposed(target, saved, mapping, tmp_path):
     assert renames(target, saved, ["step"]) == mapping
     shoal.save(tmp_path / "c", nested(saved))
     with pytest.raises(RestoreMismatchError) as caught:

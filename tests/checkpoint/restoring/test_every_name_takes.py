@@ -147,7 +147,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_what_is_restored_is_what_brute_force_restores(folder, seed):
+def test_restore_matches_brute_force(folder, seed):
     """25 checkpoints, 8 targets and lists of patterns of each."""
     draw = random.Random(seed)
     saved = {name: n for n, name in enumerate(random_names(draw, draw.randint(1, 8)))}
@@ -197,7 +197,7 @@ IDLE = {
 def test_a_name_beside_others_is_an_error_in_every_way_to_restore(tmp_path, case):
     options, told = IDLE[case]
     zeros = {"params": {"w": np.zeros(2), "b": np.zeros(2)}, "opt": {"mu": np.zeros(2)}, "step": 0}
-    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+    with Checkpoints(tmp_path, client=LocalJob(1).clients[0]) as ckpts:
         with pytest.raises(RestoreMismatchError, match="could not be restored") as caught:
             ckpts.resume(zeros, STATE, **options)  # nothing is saved yet
         assert told in str(caught.value)
@@ -327,7 +327,7 @@ def test_a_target_with_the_parameters_alone_names_the_one_pattern(trained):
         assert plan_restore(trained, target, only=only).needed_bytes == 0
 
 
-def test_a_target_with_leaves_of_its_own_as_well_names_what_both_have(trained):
+def test_error_suggests_only_for_the_common_leaves(trained):
     target = {"params": {"a": 0, "b": {"c": 0, "e": 5}}, "opt": {"l7": {"mu": 0, "nu": 0}}, "x": 0}
     only = ["opt/l7/**", "params/a", "params/b/c", "x"]
     for option in (None, "target"):
@@ -341,7 +341,7 @@ def test_a_target_with_leaves_of_its_own_as_well_names_what_both_have(trained):
     assert back["opt"] == {"l7": {"mu": 7, "nu": 7}}
 
 
-def test_of_many_subtrees_only_the_word_is_named(trained):
+def test_error_suggests_only_target_for_many_subtrees(trained):
     target = {"opt": {f"l{n}": {"mu": 0} for n in range(9)}}
     with pytest.raises(RestoreMismatchError, match=r"\nonly='target' restores what the target has"):
         restore(trained, target)

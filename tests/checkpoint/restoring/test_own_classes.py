@@ -22,7 +22,7 @@ MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
 
 @pytest.fixture
 def alone():
-    return LocalJob(1).coordinators[0]
+    return LocalJob(1).clients[0]
 
 
 def is_same(back, target, values):
@@ -61,7 +61,7 @@ def test_a_class_that_was_defined_anew_is_the_targets(tmp_path, kind):
 def test_every_start_of_a_run_has_the_same_structure(tmp_path, alone, kind):
     make = kind()
     init, target = make(np.ones(2), 3), make(np.zeros(2), 0)
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         state, first = ckpts.resume(target, init)
         assert state is init
         ckpts.save(first, state)
@@ -76,11 +76,11 @@ def test_every_start_of_a_run_has_the_same_structure(tmp_path, alone, kind):
 
 def test_without_a_target_a_run_begins_only_if_it_can_go_on(tmp_path, alone, kind):
     init = kind()(np.ones(2), 3)
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.save(0, init)
         ckpts.wait()
         can_go_on = classes_of(ckpts.restore(0)) == classes_of(init)
-    with Checkpoints(tmp_path / "new", coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "new", client=alone) as ckpts:
         if can_go_on:
             assert ckpts.resume(None, init)[1] == 0
             return
@@ -96,7 +96,7 @@ def test_values_of_each_process(tmp_path, alone, kind):
     back = restore(tmp_path / "saved", {"loader": target})
     assert type(back["loader"]) is PerProcess
     is_same(back["loader"].value, target.value, saved.value)
-    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "run", client=alone) as ckpts:
         ckpts.resume({"loader": target}, {"loader": saved})
         ckpts.save(0, {"loader": saved})
         ckpts.wait()
@@ -115,7 +115,7 @@ def test_the_facade_of_torch_xla(tmp_path, kind):
 # ---- without a target, and where the trees differ
 
 
-def test_a_class_that_is_not_found_says_what_to_import(tmp_path):
+def test_unknown_class_says_which_module_to_import(tmp_path):
     save(tmp_path / "saved", {"state": local_namedtuple()(1, 2), "n": 3})
     back = restore(tmp_path / "saved")["state"]
     assert type(back) is UnknownNode
@@ -194,7 +194,7 @@ def test_a_layout_may_stand_for_none_and_for_whatever_is_below(tmp_path):
 def test_static_data_that_would_change_are_seen_when_the_run_begins(tmp_path, alone):
     from checkpoint.kinds_of_nodes import DataAtTheTop
 
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         init = DataAtTheTop(np.ones(2), 1, "relu")
         with pytest.raises(
             RestoreMismatchError, match=r"has static data .*'relu'.*, the target .*'gelu'"
@@ -206,7 +206,7 @@ def test_static_data_that_would_change_are_seen_when_the_run_begins(tmp_path, al
 def test_classes_in_values_of_each_process_are_checked_when_the_run_begins(tmp_path, alone):
     make = local_namedtuple()
     init = {"loader": PerProcess({"at": [make(1, 2)]})}
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         for target in (None, {"loader": 0}):
             with pytest.raises(
                 RestoreMismatchError, match=r"loader/at/0: is a .*: import State of"
@@ -221,7 +221,7 @@ def test_classes_in_values_of_each_process_are_checked_when_the_run_begins(tmp_p
 
 def test_all_that_would_change_is_named(tmp_path, alone):
     make = nested(local_namedtuple)()
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         with pytest.raises(RestoreMismatchError) as caught:
             ckpts.resume(None, {"a": make(1, 2), "b": make(3, 4)})
         assert [line.split(":")[0] for line in caught.value.problems] == [
@@ -247,10 +247,10 @@ class Strict:
 jax.tree_util.register_pytree_node(Strict, lambda s: ((s.w,), None), lambda _, c: Strict(*c))
 
 
-def test_a_class_that_would_not_take_what_comes_back_is_seen_when_the_run_begins(tmp_path, alone):
+def test_class_that_rejects_restored_leaves_is_refused_at_the_start_of_a_run(tmp_path, alone):
     init = Strict(jax.numpy.ones((8, 8)))
     on_host = Strict(jax.ShapeDtypeStruct((8, 8), np.float32))
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         with pytest.raises(RestoreMismatchError, match=r"Strict takes no TypeError: got ndarray"):
             ckpts.resume(on_host, init)
         assert ckpts.resume(Strict(Layout(MESH, None, None)), init)[1] == 0
@@ -263,7 +263,7 @@ def test_a_class_that_would_not_take_what_comes_back_is_seen_when_the_run_begins
 def test_arrays_that_are_one_object_are_no_swap(tmp_path, alone):
     one = jax.numpy.ones(8)
     target = {"a": Layout(MESH, None), "b": Layout(MESH, None)}
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         assert ckpts.resume(target, {"a": one, "b": one})[1] == 0
         with pytest.raises(RestoreMismatchError, match="would be in the order y, x"):
             ckpts.resume(MyOrdered(y=one, x=one), MyOrdered(x=one, y=one))
@@ -272,7 +272,7 @@ def test_arrays_that_are_one_object_are_no_swap(tmp_path, alone):
 @pytest.mark.parametrize("options", [{"mode": "fast"}, {"max_host_bytes": 5}, {"merge": "first"}])
 def test_options_are_checked_when_the_run_begins(tmp_path, alone, options):
     with (
-        Checkpoints(tmp_path, coordinator=alone) as ckpts,
+        Checkpoints(tmp_path, client=alone) as ckpts,
         pytest.raises(UsageError, match=f"resume: {next(iter(options))}="),
     ):
         ckpts.resume({"a": 0}, {"a": 1}, **options)
@@ -281,7 +281,7 @@ def test_options_are_checked_when_the_run_begins(tmp_path, alone, options):
 def test_a_layout_may_stand_for_a_subtree_without_leaves(tmp_path, alone):
     init = {"params": np.ones(2, np.float32), "opt": ({}, [()])}
     target = {"params": MESH, "opt": MESH}
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, client=alone) as ckpts:
         ckpts.resume(target, init)
         ckpts.save(0, init)
         ckpts.wait()
@@ -317,7 +317,7 @@ def test_static_data_that_cannot_be_compared(tmp_path, alone):
     manager = CheckpointManager(tmp_path / "xla", save_interval=1)
     manager.save(0, make(1.0))
     assert manager.restore(0, make(0.0))["v"].w.tolist() == [1, 1]
-    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path / "run", client=alone) as ckpts:
         assert ckpts.resume(make(0.0), make(1.0))[1] == 0
         with pytest.raises(RestoreMismatchError, match=r"static data of Tables .* were not saved"):
             ckpts.resume(None, make(1.0))

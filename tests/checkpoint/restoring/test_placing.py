@@ -14,17 +14,17 @@ from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.disk.local_store import LocalStore
-from shoal.checkpoint.restoring import ways
+from shoal.checkpoint.restoring import read_strategy
 from shoal.checkpoint.restoring.filling import fill
 from shoal.checkpoint.restoring.placing import (
     exchanged,
     geometry,
+    intermediates,
     on_devices,
     spread_of,
-    transports,
 )
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.restoring.target import LeafRequest
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -69,28 +69,28 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
     place = sharding_of(layout)
     same(restore(path, layout)["a"], value)
     checkpoint = open_checkpoint(LocalStore(path))
-    for transport in transports(place, shape):
-        filling = on_devices(checkpoint, Wish(0, place, None), transport)
+    for intermediate in intermediates(place, shape):
+        filling = on_devices(checkpoint, LeafRequest(0, place, None), intermediate)
         ((array,), _) = fill(checkpoint, [filling], 1 << 22)
-        assert array.sharding == transport
+        assert array.sharding == intermediate
         (moved,) = exchanged([array], [place])
         assert moved.sharding == place
         same(moved, value)
 
 
-def test_a_transport_cuts_one_dim_over_all_devices_in_order():
+def test_an_intermediate_sharding_cuts_one_dim_over_all_devices_in_order():
     mesh = Mesh({"x": 2, "y": 4}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0], kind="cpu")
-    found = transports(sharding_of(Layout(mesh, "x", None, "y")), (2, 16, 24))
+    found = intermediates(sharding_of(Layout(mesh, "x", None, "y")), (2, 16, 24))
     assert [one.spec for one in found] == [
         PartitionSpec(None, "all"),
         PartitionSpec(None, None, "all"),
     ]
     assert [device.id for device in found[0].mesh.devices] == [7, 6, 5, 4, 3, 2, 1, 0]
-    assert transports(sharding_of(Layout(mesh, "x", None, "y")), (2, 3, 4)) == []
-    assert transports(jax.sharding.SingleDeviceSharding(jax.devices()[0]), (8,)) == []
+    assert intermediates(sharding_of(Layout(mesh, "x", None, "y")), (2, 3, 4)) == []
+    assert intermediates(jax.sharding.SingleDeviceSharding(jax.devices()[0]), (8,)) == []
 
 
-def test_what_is_moved_is_moved_a_few_at_a_time(monkeypatch):
+def test_moves_to_devices_are_done_in_bounded_batches(monkeypatch):
     from shoal.arrays.moving import move as moving_move
     from shoal.checkpoint.restoring import placing
 
@@ -119,7 +119,7 @@ def test_memory_is_fresh_and_lies_well(num_bytes):
 
 
 class Pretended:
-    """Four processes of two devices each, without any: what `ways` must know of them."""
+    """Four processes of two devices each, without any: what `read_strategy` must know of them."""
 
     def __init__(self, dim):
         self.dim = dim  # along which an array is cut over all devices; None: whole everywhere
@@ -142,7 +142,7 @@ def geometry_of_four():
     def cuts(place, shape):
         return [Pretended(dim) for dim, size in enumerate(shape) if size % 8 == 0]
 
-    return ways.Geometry(boxes, lambda place: range(4), cuts)
+    return read_strategy.Geometry(boxes, lambda place: range(4), cuts)
 
 
 @pytest.fixture(scope="module")
@@ -164,19 +164,27 @@ def rows(tmp_path_factory):
 ])  # fmt: skip
 def test_the_way_of_each_leaf(rows, mode, dim, moved):
     place = Pretended(dim)
-    wishes = [Wish(0, place, None), Wish(1, Pretended(None), None), Wish(2, place, None)]
-    found = ways.choose(rows, wishes, mode, geometry_of_four())
-    names = tuple(rows.manifest.leaves[wishes[n].leaf].name for n in sorted(found.transport))
+    requests = [
+        LeafRequest(0, place, None),
+        LeafRequest(1, Pretended(None), None),
+        LeafRequest(2, place, None),
+    ]
+    strategy = read_strategy.choose(rows, requests, mode, geometry_of_four())
+    names = tuple(
+        rows.manifest.leaves[requests[n].leaf].name for n in sorted(strategy.intermediate)
+    )
     assert names == moved
-    assert all(transport.dim == 0 for transport in found.transport.values())  # as it lies
+    assert all(
+        intermediate.dim == 0 for intermediate in strategy.intermediate.values()
+    )  # as it lies
 
 
-def test_what_four_processes_would_read(rows):
-    wishes = [Wish(0, Pretended(1), None)]
+def test_plan_for_four_processes_counts_bytes_of_each_mode(rows):
+    requests = [LeafRequest(0, Pretended(1), None)]
     size = 2048 * 4096 * 4
     for mode, least, most in (("direct", 4, 4.2), ("auto", 1, 1.1)):
-        found = ways.choose(rows, wishes, mode, geometry_of_four())
-        plan = ways.plan_all(rows, wishes, found, geometry_of_four(), range(4))
+        strategy = read_strategy.choose(rows, requests, mode, geometry_of_four())
+        plan = read_strategy.plan_all(rows, requests, strategy, geometry_of_four(), range(4))
         assert plan.needed_bytes == plan.leaves_bytes == size
         assert [one.memory_bytes for one in plan.processes] == [size // 4] * 4
         assert least * size <= plan.read_bytes <= most * size

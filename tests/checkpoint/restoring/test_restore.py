@@ -22,9 +22,9 @@ from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring import filling
+from shoal.checkpoint.restoring.read_strategy import ReadStrategy, plan_all
 from shoal.checkpoint.restoring.restore import plan_restore, restore
-from shoal.checkpoint.restoring.target import Wish
-from shoal.checkpoint.restoring.ways import Ways, plan_all
+from shoal.checkpoint.restoring.target import LeafRequest
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -147,7 +147,7 @@ def test_renaming_by_prefixes_or_a_function(path):
     assert same(back["w"], TREE["params"]["w"])
 
 
-def test_everything_that_does_not_fit_is_said_at_once(path):
+def test_restore_reports_every_mismatch_at_once(path):
     like = {
         **TREE,
         "params": {"ww": SPLIT, "b": Layout(MESH, "x", None)},
@@ -231,7 +231,7 @@ def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
         assert same(back[name], value.astype(np.float32)), name
 
 
-def test_nothing_is_narrowed_in_silence(path):
+def test_64_bit_leaves_are_not_narrowed_silently(path):
     with pytest.raises(RestoreMismatchError, match="JAX_ENABLE_X64"):
         restore(path, {"params": {"b": Layout(MESH, "x")}}, only="params/b")
     with jax.enable_x64(True):
@@ -286,7 +286,7 @@ def test_values_of_processes_need_as_many_or_a_merge(tmp_path):
     assert restore(tmp_path / "one") == {"rows": PerProcess({"at": 3})}
 
 
-def test_what_is_no_checkpoint(tmp_path, path):
+def test_restore_refuses_paths_without_a_checkpoint_and_invalid_options(tmp_path, path):
     with pytest.raises(NotCommittedError, match="nothing is saved there"):
         restore(tmp_path / "none")
     (tmp_path / "history" / "step_000000000001").mkdir(parents=True)
@@ -307,7 +307,7 @@ def test_what_is_no_checkpoint(tmp_path, path):
         restore(3)
 
 
-def test_donating_what_was_restored_changes_nothing_else(tmp_path):
+def test_donating_a_restored_array_does_not_affect_others(tmp_path):
     array = np.arange(1 << 20, dtype=np.float32)
     save(tmp_path / "large", {"a": array, "b": array})
     layout = Layout(MESH, None)
@@ -363,14 +363,14 @@ def test_the_plan_of_a_merge_counts_the_values_of_all_processes(tmp_path):
     hand_written.write(tmp_path / "own", {"own": own}, processes=2)
     checkpoint = open_checkpoint(LocalStore(tmp_path / "own"))
     sizes = [size for _, size in checkpoint.values_of(0).values()]
-    two = plan_all(checkpoint, [Wish(0, None, None)], Ways({}, ""), None, range(2))
+    two = plan_all(checkpoint, [LeafRequest(0, None, None)], ReadStrategy({}, ""), None, range(2))
     assert [costs.needed_bytes for costs in two.processes] == sizes
     assert [costs.memory_bytes for costs in two.processes] == sizes
     (alone,) = plan_restore(tmp_path / "own", merge=list).processes
     assert alone.needed_bytes == alone.memory_bytes == sum(sizes)
 
 
-def test_what_was_restored_is_put_again(path):
+def test_restored_host_arrays_can_be_put_on_devices(path):
     back = restore(path, only="params/w")["params"]["w"]
     assert back.flags.writeable
     assert same(put(back, SPLIT), TREE["params"]["w"])

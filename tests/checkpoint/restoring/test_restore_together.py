@@ -49,12 +49,12 @@ def saved(tmp_path):
 def restore_all(saved, *targets, **options):
     """Restore in three processes; return what each got: a tree, or an error."""
 
-    def run(coordinator):
-        number = coordinator.process
+    def run(client):
+        number = client.process
         target = targets[number] if targets else None
         asked = {key: value[number] for key, value in options.items()}
         store = LocalStore(Mounted(saved[number]))
-        return restore.on(coordinator, store, target, name="same", timeout_s=30, **asked)
+        return restore.on(client, store, target, name="same", timeout_s=30, **asked)
 
     return run_all(LocalJob(3), run)
 
@@ -79,7 +79,7 @@ def test_a_path_that_one_process_does_not_see(saved):
     assert {error.processes for error in found} == {(1,)}
 
 
-def test_a_path_where_nobody_sees_anything(saved):
+def test_path_that_is_empty_on_every_process_raises_not_committed(saved):
     for path in saved:
         shutil.rmtree(path)
     all_are(restore_all(saved), NotCommittedError, "nothing is saved there")
@@ -114,7 +114,7 @@ def test_a_step_that_is_deleted_while_it_is_read(saved, monkeypatch):
     all_are(restore_all(saved), NotCommittedError, "was deleted while it was read")
 
 
-def test_what_the_system_refuses_one(saved, monkeypatch):
+def test_storage_error_on_one_process_is_raised_on_all(saved, monkeypatch):
     def refuse(self, name, offset, into):
         if self._path == str(saved[2]):
             raise StorageError("cannot read: Input/output error", path=self._path, errno=5)
@@ -126,7 +126,7 @@ def test_what_the_system_refuses_one(saved, monkeypatch):
     assert {error.errno for error in found} == {5}
 
 
-def test_an_error_that_is_not_ours_is_told(saved, monkeypatch):
+def test_foreign_error_in_a_restore_raises_peer_failed_on_the_others(saved, monkeypatch):
     def fail(self, name, offset, into):
         if self._path == str(saved[0]):
             raise ZeroDivisionError("a bug")
@@ -170,7 +170,7 @@ def like(dtype, layout, count=300_000):
         (like("float64", ON_X), like("float64", ON_X, 8), "shapes"),
     ],
 )
-def test_what_differs_between_targets_is_named(saved, one, other, what):
+def test_differing_targets_raise_divergence_with_the_difference(saved, one, other, what):
     with jax.enable_x64(True):
         found = restore_all(saved, *({"w": place, "n": 0} for place in (one, one, other)))
     words = f"processes gave restore 'same' different {what}\n"

@@ -53,18 +53,18 @@ def test_patterns_in_any_order_are_the_same():
 
 
 @pytest.mark.parametrize("rename", [{"": "params"}, {"~": "params"}, lambda name: "params"])
-def test_a_layout_for_all_stands_for_what_it_is_renamed_to(path, rename):
+def test_single_layout_follows_rename(path, rename):
     back = restore(path, Layout(MESH, "x"), rename=rename, only=["w", "b"])
     assert np.array_equal(back["w"], TREE["params"]["w"])
     assert back.keys() == {"w", "b"}
 
 
-def test_what_is_renamed_to_the_root(path):
+def test_rename_to_the_root(path):
     back = restore(path, {"all": Layout(MESH, "x")}, rename={"all": ""}, only="all/params/*")
     assert np.array_equal(back["all"]["params"]["b"], TREE["params"]["b"])
 
 
-def test_only_can_leave_out_what_the_target_calls_otherwise(path):
+def test_only_can_leave_out_a_renamed_leaf(path):
     like = {"params": {"w": np.zeros(8, np.float32)}}
     rename = {"params/w": "params/b"}
     with pytest.raises(

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from collectives.thread_jobs import PATIENCE_S
+from shoal.checkpoint.coordination.lease import LeaseKeeper
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -20,7 +21,6 @@ from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.saving.state import among, held_of, own_of, read_state
 from shoal.checkpoint.store.opening import open_checkpoint
-from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
@@ -44,13 +44,13 @@ def tree_of(process):
     return {"w": WORDS, "n": 7, "own": PerProcess({"of": process})}
 
 
-def works_among(coordinator, path, group):
+def works_among(client, path, group):
     """Save and restore among a group; return who wrote, and what came back of one's own."""
     options = {"processes": group, "timeout_s": PATIENCE_S}
-    save.on(coordinator, path, tree_of(coordinator.process), **options)
+    save.on(client, path, tree_of(client.process), **options)
     with pytest.raises(StepAlreadyCommittedError):
-        save.on(coordinator, path, tree_of(coordinator.process), **options)
-    back = restore.on(coordinator, path, **options)
+        save.on(client, path, tree_of(client.process), **options)
+    back = restore.on(client, path, **options)
     assert same_bits(back["w"], WORDS)
     return back["n"], back["own"].value["of"]
 
@@ -70,9 +70,9 @@ def is_whole(path, members):
 def test_groups_save_and_restore_at_the_same_time(tmp_path):
     groups = {0: [2, 0], 2: (0, 2), 1: [4, 1, 3], 3: [1, 3, 4], 4: {1, 3, 4}}
 
-    def go(coordinator):
-        group = groups[coordinator.process]
-        return works_among(coordinator, tmp_path / str(min(group)), group)
+    def go(client):
+        group = groups[client.process]
+        return works_among(client, tmp_path / str(min(group)), group)
 
     assert in_job(5, go) == [(7, process) for process in range(5)]
     assert is_whole(tmp_path / "0", [0, 2])
@@ -83,20 +83,18 @@ def test_groups_save_and_restore_at_the_same_time(tmp_path):
 def test_survivors_save_and_go_on_with_their_history(tmp_path, victim):
     job = LocalJob(3)
 
-    def go(coordinator):
-        me = coordinator.process
-        with Checkpoints(tmp_path / "run", keep=1, coordinator=coordinator) as ckpts:
+    def go(client):
+        me = client.process
+        with Checkpoints(tmp_path / "run", keep=1, client=client) as ckpts:
             ckpts.save(1, tree_of(me))
             ckpts.wait()
             if me == victim:
                 return job.lose(victim)
             with pytest.raises((ProcessLostError, SaveAbortedError)):
                 ckpts.save(2, tree_of(me))
-        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
-        found = works_among(coordinator, tmp_path / "one", alive)
-        with Checkpoints(
-            tmp_path / "run", keep=1, coordinator=coordinator, processes=alive
-        ) as ckpts:
+        alive = live_processes.on(client, timeout_s=PATIENCE_S)
+        found = works_among(client, tmp_path / "one", alive)
+        with Checkpoints(tmp_path / "run", keep=1, client=client, processes=alive) as ckpts:
             state, first = ckpts.resume(None, None, only=("w", "n"))
             assert (first, state["n"]) == (2, 7)
             for step in (2, 3):
@@ -116,27 +114,27 @@ def test_survivors_save_and_go_on_with_their_history(tmp_path, victim):
     assert is_whole(tmp_path / "run" / "step_000000000004", alive)
 
 
-def test_survivors_that_are_told_to_leave_save_and_ask_to_be_started_again(tmp_path):
+def test_preempted_survivors_save_and_request_a_restart(tmp_path):
     job = LocalJob(3)
     job.lose(0)
 
-    def go(coordinator):
-        if coordinator.process == 0:
+    def go(client):
+        if client.process == 0:
             return None
-        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
-        if coordinator.process == 2:
-            coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
-        with Checkpoints(tmp_path, coordinator=coordinator, processes=alive) as ckpts:
+        alive = live_processes.on(client, timeout_s=PATIENCE_S)
+        if client.process == 2:
+            client.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
+        with Checkpoints(tmp_path, client=client, processes=alive) as ckpts:
             step = 0
-            while not preempted.on(coordinator, step):
+            while not preempted.on(client, step):
                 step += 1
-            ckpts.save(step, tree_of(coordinator.process))
-            return ckpts.latest() == step, coordinator.stop.exit_code
+            ckpts.save(step, tree_of(client.process))
+            return ckpts.latest() == step, client.stop.exit_code
 
     assert in_job(3, go, job) == [None, (True, 75), (True, 75)]
 
 
-def test_who_is_lost_in_a_save_of_a_group_ends_it_there_and_is_named(tmp_path, monkeypatch):
+def test_process_lost_in_a_save_of_a_group_aborts_it_and_is_named(tmp_path, monkeypatch):
     """Process 3 is the second of the group. Taken for process 1, it would be waited for."""
     job = LocalJob(4)
     reach = fault_points.reach
@@ -149,9 +147,9 @@ def test_who_is_lost_in_a_save_of_a_group_ends_it_there_and_is_named(tmp_path, m
 
     monkeypatch.setattr(fault_points, "reach", dying)
 
-    def go(coordinator):
-        if coordinator.process in (1, 3):
-            save.on(coordinator, tmp_path / "x", tree_of(0), processes=[1, 3], timeout_s=600)
+    def go(client):
+        if client.process in (1, 3):
+            save.on(client, tmp_path / "x", tree_of(0), processes=[1, 3], timeout_s=600)
 
     _, error, _, _ = in_job(4, go, job)
     assert isinstance(error, SaveAbortedError), error
@@ -159,7 +157,7 @@ def test_who_is_lost_in_a_save_of_a_group_ends_it_there_and_is_named(tmp_path, m
     assert files_of(tmp_path / "x") == []
 
 
-def test_who_is_lost_after_its_data_is_written_takes_nothing_away(tmp_path, monkeypatch):
+def test_save_completes_if_a_process_is_lost_after_writing_its_part(tmp_path, monkeypatch):
     job = LocalJob(4)
     reach = fault_points.reach
 
@@ -171,11 +169,11 @@ def test_who_is_lost_after_its_data_is_written_takes_nothing_away(tmp_path, monk
 
     monkeypatch.setattr(fault_points, "reach", dying)
 
-    def go(coordinator):
-        if coordinator.process in (0, 2):
+    def go(client):
+        if client.process in (0, 2):
             return None
         options = {"processes": [1, 3], "timeout_s": 600}
-        return save.on(coordinator, tmp_path / "x", tree_of(coordinator.process), **options)
+        return save.on(client, tmp_path / "x", tree_of(client.process), **options)
 
     assert in_job(4, go, job)[1] is None
     monkeypatch.setattr(fault_points, "reach", reach)
@@ -191,7 +189,7 @@ def test_the_first_of_the_group_keeps_the_lease(tmp_path, group):
     pending = tmp_path / "x" / "PENDING-abcabcabcabc"
     pending.write_text("")
     os.utime(pending, (0, 0))
-    second, third = job.coordinators[1:]
+    second, third = job.clients[1:]
     LeaseKeeper(third, LocalStore(folder), "abcabcabcabc", 1, members=group).keep()
     assert pending.stat().st_mtime == 0
     LeaseKeeper(second, LocalStore(folder), "abcabcabcabc", 1, members=group).keep()
@@ -201,18 +199,18 @@ def test_the_first_of_the_group_keeps_the_lease(tmp_path, group):
 CALLS = {
     "save": lambda c, path, **more: save.on(c, path, {"n": 1}, **more),
     "restore": lambda c, path, **more: restore.on(c, path, **more),
-    "Checkpoints": lambda c, path, **more: Checkpoints(path, coordinator=c, **more),
+    "Checkpoints": lambda c, path, **more: Checkpoints(path, client=c, **more),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_other_groups_are_a_divergence_and_no_group_is_refused(tmp_path, call):
-    def go(coordinator):
-        group = [[0, 1], [1, 2], [2, 0]][coordinator.process]
-        return call(coordinator, tmp_path / "x", processes=group, timeout_s=PATIENCE_S)
+    def go(client):
+        group = [[0, 1], [1, 2], [2, 0]][client.process]
+        return call(client, tmp_path / "x", processes=group, timeout_s=PATIENCE_S)
 
     assert [type(error) for error in in_job(3, go)] == [DivergenceError] * 3
-    first = LocalJob(3).coordinators[0]
+    first = LocalJob(3).clients[0]
     with pytest.raises(UsageError, match=r"\(this one\) is not among the processes \[1, 2\]"):
         call(first, tmp_path / "x", processes=[2, 1])
     with pytest.raises(UsageError, match="named more than once"):
@@ -239,7 +237,7 @@ def spread_state(shape, *holders):
     return state._replace(leaves=leaves)
 
 
-def test_what_survivors_hold_is_written_by_them_once():
+def test_survivors_write_the_data_that_they_hold_once():
     state, lost = among(spread_state((12, 4), (0, 1), (1, 2), (4,)), numbers=[4, 2, 1])
     assert lost == []
     written = [own_of(state, place, place, 3) for place in range(3)]
@@ -253,7 +251,7 @@ def test_what_survivors_hold_is_written_by_them_once():
     assert own_boxes(held_of(state, 3), 0) == written[0]
 
 
-def test_what_others_alone_hold_is_named():
+def test_data_held_only_outside_the_group_are_named():
     _, lost = among(spread_state((12, 4), (0, 1), (1, 2), (4,)), numbers=[0, 2])
     assert lost == ["w: 16 of its 48 values are held only by other processes"]
 

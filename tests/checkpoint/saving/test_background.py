@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.saving.background import start_save
-from shoal.checkpoint.saving.save import request_of
+from shoal.checkpoint.saving.save import save_request
 from shoal.errors import DeadlineError, SaveAbortedError, StepAlreadyCommittedError, StorageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.process import coordinator
+from shoal.runtime.process import client
 from shoal.runtime.system import fault_points
 
 DEADLINE_S = 30.0
@@ -50,14 +50,14 @@ def sharded(values):
     return jax.device_put(values, NamedSharding(mesh, PartitionSpec("x")))
 
 
-def test_what_is_changed_donated_or_deleted_afterwards_is_saved_as_it_was(path, held):
+def test_later_changes_donations_and_deletions_do_not_affect_the_save(path, held):
     changed = np.arange(1 << 18, dtype=np.float32)
     turned = np.arange(64).reshape(8, 8).T
     gone, donated = sharded(np.arange(8.0)), sharded(np.arange(1 << 18, dtype=np.float32))
     key = jax.random.key(3)
     tree = {"changed": changed, "turned": turned, "gone": gone, "donated": donated, "key": key}
     expected = {name: np.array(value) for name, value in tree.items() if name != "key"}
-    saving = start_save(coordinator(), request_of(path), tree, arena=Arena())
+    saving = start_save(client(), save_request(path), tree, arena=Arena())
     assert not saving.done
     changed[:] = -1
     turned[:] = -1
@@ -81,7 +81,7 @@ def test_arrays_are_let_go_when_they_are_copied(path, held):
 
     array = np.zeros(1000)
     alive = weakref.ref(array)
-    saving = start_save(coordinator(), request_of(path), [array], arena=Arena())
+    saving = start_save(client(), save_request(path), [array], arena=Arena())
     del array
     assert alive() is None
     held.set()
@@ -92,21 +92,21 @@ def test_memory_is_used_again(tmp_path):
     arena = Arena()
     for step in range(3):
         values = np.full(100_000, step)
-        start_save(coordinator(), request_of(tmp_path / str(step)), [values], arena=arena).wait()
+        start_save(client(), save_request(tmp_path / str(step)), [values], arena=arena).wait()
         size = arena.num_bytes
         assert same_bits(kept(tmp_path / str(step))["0"], values)
     assert arena.num_bytes == size
 
 
-def test_the_main_line_meets_others_meanwhile(path, held):
+def test_main_thread_can_synchronize_during_a_background_save(path, held):
     """The save waits in a lane of its own."""
     job = LocalJob(3)
     met = threading.Barrier(3)
 
-    def work(one):
-        saving = start_save(one, request_of(path), {"w": np.arange(9)}, arena=Arena())
+    def work(job_client):
+        saving = start_save(job_client, save_request(path), {"w": np.arange(9)}, arena=Arena())
         for turn in range(3):
-            barrier.on(one, f"turn {turn}")
+            barrier.on(job_client, f"turn {turn}")
         met.wait(DEADLINE_S)
         held.set()
         saving.wait(DEADLINE_S)
@@ -115,13 +115,15 @@ def test_the_main_line_meets_others_meanwhile(path, held):
     assert same_bits(kept(path)["w"], np.arange(9))
 
 
-def test_two_saves_at_once_do_not_meet_each_other(tmp_path, held):
-    def work(one):
-        first = start_save(one, request_of(tmp_path / "a"), [one.num_processes], arena=Arena())
-        second = start_save(one, request_of(tmp_path / "b"), [np.arange(4)], arena=Arena())
+def test_concurrent_background_saves_do_not_interfere(tmp_path, held):
+    def work(job_client):
+        first = start_save(
+            job_client, save_request(tmp_path / "a"), [job_client.num_processes], arena=Arena()
+        )
+        second = start_save(job_client, save_request(tmp_path / "b"), [np.arange(4)], arena=Arena())
         held.set()
         # The order of waiting differs.
-        for saving in (first, second)[:: 1 if one.process else -1]:
+        for saving in (first, second)[:: 1 if job_client.process else -1]:
             saving.wait(DEADLINE_S)
 
     assert in_job(3, work) == [None] * 3
@@ -136,8 +138,8 @@ def test_an_error_surfaces_once_on_each(path, monkeypatch):
 
     monkeypatch.setattr(fault_points, "reach", reach)
 
-    def work(one):
-        saving = start_save(one, request_of(path), [np.arange(4)], arena=Arena())
+    def work(job_client):
+        saving = start_save(job_client, save_request(path), [np.arange(4)], arena=Arena())
         with pytest.raises(StorageError, match="process 1 of 3"):
             saving.wait(DEADLINE_S)
         saving.wait(DEADLINE_S)
@@ -147,15 +149,15 @@ def test_an_error_surfaces_once_on_each(path, monkeypatch):
     assert files_of(path) == []
 
 
-def test_what_goes_wrong_with_a_copy_is_told_by_the_thread(path, monkeypatch):
+def test_failed_snapshot_is_raised_by_the_background_thread(path, monkeypatch):
     def reach(point, process=None):
         if (point, process) == ("save.snapshot", 1):
             raise MemoryError("no memory")
 
     monkeypatch.setattr(fault_points, "reach", reach)
 
-    def work(one):
-        saving = start_save(one, request_of(path), [np.arange(4)], arena=Arena())
+    def work(job_client):
+        saving = start_save(job_client, save_request(path), [np.arange(4)], arena=Arena())
         saving.wait(DEADLINE_S)
 
     errors = in_job(2, work)
@@ -163,14 +165,14 @@ def test_what_goes_wrong_with_a_copy_is_told_by_the_thread(path, monkeypatch):
     assert files_of(path) == []
 
 
-def test_what_is_known_before_the_copy_is_raised_at_once(path):
-    start_save(coordinator(), request_of(path), [1], arena=Arena()).wait()
+def test_errors_before_the_snapshot_are_raised_at_once(path):
+    start_save(client(), save_request(path), [1], arena=Arena()).wait()
     with pytest.raises(StepAlreadyCommittedError):
-        start_save(coordinator(), request_of(path), [1], arena=Arena())
+        start_save(client(), save_request(path), [1], arena=Arena())
 
 
 def test_a_wait_has_an_end(path, held):
-    saving = start_save(coordinator(), request_of(path), [1], arena=Arena())
+    saving = start_save(client(), save_request(path), [1], arena=Arena())
     with pytest.raises(DeadlineError, match=r"still runs after 0\.01 s"):
         saving.wait(0.01)
     assert not saving.done
@@ -180,29 +182,29 @@ def test_a_wait_has_an_end(path, held):
     assert files_of(path) == sorted({*CLEAN} - {"data"})
 
 
-def test_what_follows_the_commit_is_called_with_it_before_the_save_is_over(path):
+def test_on_done_is_called_with_the_commit_before_the_save_ends(path):
     seen = []
     job = LocalJob(2)
 
-    def work(one):
+    def work(job_client):
         def done(commit):
             seen.append(
-                (one.process, commit.step, commit.data_bytes > 0, (path / "COMMIT").exists())
+                (job_client.process, commit.step, commit.data_bytes > 0, (path / "COMMIT").exists())
             )
 
-        start_save(one, request_of(path, step=5), [np.arange(4)], arena=Arena(), on_done=done).wait(
-            DEADLINE_S
-        )
+        start_save(
+            job_client, save_request(path, step=5), [np.arange(4)], arena=Arena(), on_done=done
+        ).wait(DEADLINE_S)
 
     assert in_job(2, work, job) == [None] * 2
     assert sorted(seen) == [(0, 5, True, True), (1, 5, True, True)]
 
 
-def test_what_follows_may_fail(path):
+def test_error_in_on_done_is_raised_and_keeps_the_commit(path):
     def done(commit):
         raise RuntimeError("afterwards")
 
-    saving = start_save(coordinator(), request_of(path), [1], arena=Arena(), on_done=done)
+    saving = start_save(client(), save_request(path), [1], arena=Arena(), on_done=done)
     with pytest.raises(RuntimeError, match="afterwards"):
         saving.wait(DEADLINE_S)
     assert kept(path) == {"0": 1}
@@ -219,13 +221,13 @@ PROGRAM = """
     import jax, jax.numpy as jnp
     import shoal
     from shoal.checkpoint.saving.background import start_save
-    from shoal.checkpoint.saving.save import request_of
+    from shoal.checkpoint.saving.save import save_request
     from shoal.checkpoint.blocks.memory import Arena
-    from shoal.runtime.process import coordinator
+    from shoal.runtime.process import client
     if "joined" in sys.argv[2]:
         shoal.initialize(virtual_devices=2)
     tree = {"w": np.arange(1 << 22), "d": jnp.arange(5)}
-    start_save(coordinator(), request_of(sys.argv[1]), tree, arena=Arena())
+    start_save(client(), save_request(sys.argv[1]), tree, arena=Arena())
 """
 
 
@@ -310,7 +312,7 @@ def test_device_arrays_need_not_be_ready(path):
     step = jax.jit(lambda x: x @ x / 512)
     for _ in range(20):
         x = step(x)
-    saving = start_save(coordinator(), request_of(path), [x], arena=Arena())
+    saving = start_save(client(), save_request(path), [x], arena=Arena())
     expected = np.asarray(x)
     saving.wait(DEADLINE_S)
     assert same_bits(kept(path)["0"], expected)

@@ -29,7 +29,7 @@ threading.Thread(target=work).start()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_is_saved(name, tmp_path, child_env):
+def test_first_save_at_interpreter_exit_is_committed(name, tmp_path, child_env):
     command = [sys.executable, "-c", PROGRAMS[name]]
     done = subprocess.run(
         command, cwd=tmp_path, env=child_env, capture_output=True, text=True, timeout=120

@@ -46,12 +46,12 @@ def tree(number):
 
 
 def overwrite(place, number):
-    return lambda one: save.on(one, place, tree(number), overwrite=True, name="save")
+    return lambda client: save.on(client, place, tree(number), overwrite=True, name="save")
 
 
 def held(place):
     """Return which one is saved, after a look at all of it."""
-    one = LocalJob(1).coordinators[0]
+    one = LocalJob(1).clients[0]
     back = restore.on(one, place)
     assert (back["w"] == back["number"]).all()
     return back["number"]
@@ -70,7 +70,7 @@ def test_the_new_one_takes_the_place_of_the_old_one(place, job):
     (number,) = (leaf for leaf in checkpoint_info(place).to_json()["leaves"] if leaf["value"])
     assert (number["name"], number["value"]) == ("number", "2")
     assert plan_restore(place).read_bytes >= commit.data_bytes - 4096
-    errors = job(lambda one: save.on(one, place, tree(3), name="save"))
+    errors = job(lambda client: save.on(client, place, tree(3), name="save"))
     assert {type(error) for error in errors} == {StepAlreadyCommittedError}
     assert "pass overwrite=True to replace it" in str(errors[0])
     assert store_at(place, "").committed() == commit
@@ -147,10 +147,10 @@ def one_whose_commit_is_cut(path):
 
 
 def test_a_step_of_a_history_stays(place, job):
-    def run(coordinator):
-        with Checkpoints(place, coordinator=coordinator) as ckpts:
+    def run(client):
+        with Checkpoints(place, client=client) as ckpts:
             ckpts.save(1, tree(1))
-        save.on(coordinator, ckpts.path_of(1), tree(2), overwrite=True, name="save")
+        save.on(client, ckpts.path_of(1), tree(2), overwrite=True, name="save")
 
     errors = job(run)
     assert {type(one) for one in errors} == {UsageError}
@@ -169,7 +169,7 @@ def test_a_step_of_a_history_stays(place, job):
         (one_whose_commit_is_cut, CorruptCheckpointError, "replaces what it can read"),
     ],
 )
-def test_what_is_refused_stays_as_it_is(tmp_path, job, make, error, words):
+def test_refused_overwrite_leaves_the_files_unchanged(tmp_path, job, make, error, words):
     make(tmp_path / "path")
     before = snapshot(tmp_path)
     errors = job(overwrite(tmp_path / "path", 2))
@@ -222,7 +222,7 @@ def test_a_reader_gets_one_of_them_whole_or_an_error(place):
     assert held(place) == 19
 
 
-def test_one_that_is_replaced_while_its_data_are_read(tmp_path, job, monkeypatch):
+def test_checkpoint_replaced_while_it_is_read_raises_not_committed(tmp_path, job, monkeypatch):
     path, turns = tmp_path / "latest.ckpt", iter(range(100))
     assert {*job(overwrite(path, 1))} == {None}
 
@@ -239,7 +239,7 @@ def test_one_that_is_replaced_while_its_data_are_read(tmp_path, job, monkeypatch
 
 
 @pytest.mark.parametrize("point", ["save.opened", "save.assemble", "save.indexed", "save.link"])
-def test_of_two_at_once_one_stays(place, point, monkeypatch):
+def test_one_of_two_concurrent_overwrites_stays(place, point, monkeypatch):
     run_all(LocalJob(1), overwrite(place, 1))
     real, seen = fault_points.reach, []
 
@@ -314,7 +314,7 @@ def test_room_is_looked_for_after_cleaning_up(tmp_path, job, monkeypatch):
     assert {*job(overwrite(path, 2))} == {None}
 
 
-def test_the_register_of_what_is_replaced_for_years_stays_small(monkeypatch):
+def test_register_of_an_often_replaced_checkpoint_stays_small(monkeypatch):
     monkeypatch.setattr(register, "_MOST_ENDS", 5)
     store = ObjectStore(MemoryObjects())
     for number in range(12):

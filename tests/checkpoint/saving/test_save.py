@@ -22,7 +22,7 @@ from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import agreeing
-from shoal.checkpoint.saving.save import request_of, save, write_tree
+from shoal.checkpoint.saving.save import save, save_request, write_tree
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
@@ -67,15 +67,15 @@ SPECS = [(), ("x",), (None, "y"), ("x", "y"), (("y", "x"),), (None, ("x", "y"))]
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("arena", [None, Arena()])
 def test_arrays_of_any_layout(path, spec, arena):
-    from shoal.runtime.process import coordinator
+    from shoal.runtime.process import client
 
     array, values = grid(*spec)
-    write_tree(coordinator(), request_of(path), {"w": array}, arena=arena)
+    write_tree(client(), save_request(path), {"w": array}, arena=arena)
     assert same_bits(kept(path)["w"], values)
     assert files_of(path) == CLEAN
 
 
-def test_what_devices_of_this_process_hold_is_merged_into_one_entry_of_a_plain_file(path):
+def test_shards_of_one_process_are_merged_into_one_entry_of_a_plain_file(path):
     array, values = grid("x", "y")
     save(path, {"layer": {"w": array}})
     (file,) = path.glob("data-*")
@@ -160,7 +160,7 @@ def test_a_leaf_alone_and_an_empty_tree(tmp_path):
     assert files_of(tmp_path / "none") == ["COMMIT", "index", "manifest"]
 
 
-def test_what_is_kept_beside_the_leaves(path):
+def test_step_user_data_and_metrics_are_stored(path):
     array, _ = grid("x", None)
     metrics = {"loss": 0.5, "bad": float("nan")}
     tree = {"alone": jnp.ones(3), "w": array}
@@ -186,13 +186,13 @@ def test_files_have_the_rights_of_the_umask(path):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_processes_share_what_all_of_them_hold(path, processes):
+def test_processes_share_the_writing_of_replicated_data(path, processes):
     large = np.arange(3 << 20, dtype=np.float32).reshape(-1, 1024)
 
-    def work(coordinator):
-        tree = {"large": large, "n": 3, "own": PerProcess(coordinator.process), "s": grid("x")[0]}
+    def work(client):
+        tree = {"large": large, "n": 3, "own": PerProcess(client.process), "s": grid("x")[0]}
         tree["on devices"] = on_devices(large, None, "x")
-        return save.on(coordinator, path, tree, step=1)
+        return save.on(client, path, tree, step=1)
 
     assert in_job(processes, work) == [None] * processes
     found = kept(path)
@@ -257,7 +257,7 @@ def test_nothing_is_overwritten(path):
     with pytest.raises(StepAlreadyCommittedError) as caught:
         save(path, {"w": 2})
     assert caught.value.path == str(path)
-    errors = in_job(3, lambda coordinator: save.on(coordinator, path, {"w": 3}))
+    errors = in_job(3, lambda client: save.on(client, path, {"w": 3}))
     assert {type(error) for error in errors} == {StepAlreadyCommittedError}
     assert {error.attempt for error in errors} == {caught.value.attempt}
     assert "process 0 of 3" in str(errors[2])
@@ -279,8 +279,8 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("tree", "words"), DIFFERENT)
-def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tree, words):
-    errors = in_job(3, lambda one: save.on(one, path, tree(one.process // 2), name="a"))
+def test_differing_saves_raise_divergence_and_write_nothing(path, tree, words):
+    errors = in_job(3, lambda client: save.on(client, path, tree(client.process // 2), name="a"))
     assert {type(error) for error in errors} == {DivergenceError}, messages(errors)
     assert words in str(errors[0])
     shown = list(errors[0].sides)
@@ -290,12 +290,16 @@ def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tr
 
 @pytest.mark.parametrize("field", ["step", "user", "metrics", "overwrite", "path"])
 def test_options_must_be_equal(tmp_path, field):
-    def work(one):
-        options = {"step": one.process, "user": {"p": one.process}, "metrics": {"p": one.process}}
-        options["overwrite"] = bool(one.process)
+    def work(client):
+        options = {
+            "step": client.process,
+            "user": {"p": client.process},
+            "metrics": {"p": client.process},
+        }
+        options["overwrite"] = bool(client.process)
         named = {field: options[field]} if field in options else {}
-        place = one.process if field == "path" else 0
-        return save.on(one, tmp_path / str(place), {"w": 1}, name="a", **named)
+        place = client.process if field == "path" else 0
+        return save.on(client, tmp_path / str(place), {"w": 1}, name="a", **named)
 
     errors = in_job(2, work)
     assert {type(error) for error in errors} == {DivergenceError}
@@ -306,9 +310,9 @@ def test_options_must_be_equal(tmp_path, field):
 def test_equal_values_may_lie_on_other_devices_of_each_process(path):
     values = np.arange(64, dtype=np.float32)
 
-    def work(one):
+    def work(client):
         kinds = [values, jnp.asarray(values), on_devices(values, "x")]
-        return save.on(one, path, {"w": kinds[one.process]})
+        return save.on(client, path, {"w": kinds[client.process]})
 
     assert in_job(3, work) == [None] * 3
     assert same_bits(kept(path)["w"], values)
@@ -324,11 +328,11 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
 
     monkeypatch.setattr(step_folder, "see", blind)
 
-    def work(one):
+    def work(client):
         import threading
 
-        threading.current_thread().name = "blind" if one.process else "sees"
-        return save.on(one, path, {"w": np.arange(9)})
+        threading.current_thread().name = "blind" if client.process else "sees"
+        return save.on(client, path, {"w": np.arange(9)})
 
     errors = in_job(3, work)
     assert {type(error) for error in errors} == {NotSharedError}
@@ -340,7 +344,7 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
 def test_a_path_that_is_a_file(path):
     path.write_text("mine")
     for place in (path, path / "below"):
-        errors = in_job(2, lambda one, place=place: save.on(one, place, {"w": 1}))
+        errors = in_job(2, lambda client, place=place: save.on(client, place, {"w": 1}))
         assert {type(error) for error in errors} == {StorageError}
         assert {error.errno for error in errors} == {errno.ENOTDIR}
     assert path.read_text() == "mine"
@@ -348,7 +352,7 @@ def test_a_path_that_is_a_file(path):
 
 def test_no_permission_or_a_read_only_disk(path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
-    errors = in_job(2, lambda one: save.on(one, path, {"w": 1}))
+    errors = in_job(2, lambda client: save.on(client, path, {"w": 1}))
     assert {(type(error), error.errno) for error in errors} == {(StorageError, errno.EACCES)}
     assert not path.exists()
 
@@ -356,7 +360,7 @@ def test_no_permission_or_a_read_only_disk(path, monkeypatch):
 def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 4_300_000)
     big = np.zeros(1 << 20, np.float32)
-    errors = in_job(3, lambda one: save.on(one, path, {"w": big}))
+    errors = in_job(3, lambda client: save.on(client, path, {"w": big}))
     assert {type(error) for error in errors} == {StorageFullError}
     assert {error.free_bytes for error in errors} == {4_300_000}
     assert 4_300_000 < errors[0].needed_bytes < 5_000_000  # of all three, with headers
@@ -365,6 +369,8 @@ def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch)
 
 def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
-    assert in_job(1, lambda one: save.on(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [None]
-    request = request_of(path.parent / "other")
+    assert in_job(
+        1, lambda client: save.on(client, path, {"w": np.zeros(2 << 20, np.float32)})
+    ) == [None]
+    request = save_request(path.parent / "other")
     assert agreeing.store_answer(request, is_lead=True) == {"free": 9_000_000, "replaces": ""}

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages
+from shoal.checkpoint.coordination.lead import decode_error, encode_error, failed_processes
+from shoal.checkpoint.coordination.lease import LeaseKeeper
 from shoal.checkpoint.disk import sweep
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.agreeing import check_numbers
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
-from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
     CorruptCheckpointError,
     DeadlineError,
@@ -79,7 +79,7 @@ def full(path):
 @pytest.mark.parametrize("point", ["snapshot", "write", "written"])
 def test_a_full_disk_on_one_process_is_the_error_of_all(path, at_point, point, process):
     at_point(point, process, raises(full(path)))
-    errors = in_job(3, lambda one: save.on(one, path, TREE))
+    errors = in_job(3, lambda client: save.on(client, path, TREE))
     assert {type(error) for error in errors} == {StorageFullError}, messages(errors)
     for error in errors:
         assert (error.errno, error.needed_bytes, error.free_bytes) == (errno.ENOSPC, 5, 3)
@@ -99,11 +99,9 @@ def test_one_process_alone_raises_its_own_error(path, at_point, point):
 
 
 @pytest.mark.parametrize("point", ["snapshot", "open", "write", "written", "parted"])
-def test_an_error_that_is_not_of_shoal_is_raised_as_it_is_and_told_to_the_others(
-    path, at_point, point
-):
+def test_foreign_error_is_raised_unchanged_and_aborts_the_save_on_the_others(path, at_point, point):
     at_point(point, 0, raises(ZeroDivisionError("mine")))
-    errors = in_job(3, lambda one: save.on(one, path, TREE))
+    errors = in_job(3, lambda client: save.on(client, path, TREE))
     assert [type(error) for error in errors] == [
         ZeroDivisionError,
         SaveAbortedError,
@@ -116,7 +114,7 @@ def test_an_error_that_is_not_of_shoal_is_raised_as_it_is_and_told_to_the_others
     assert files_of(path) == []
 
 
-def test_of_several_errors_all_raise_the_same(path, monkeypatch):
+def test_all_processes_raise_the_error_of_the_lowest_failed_one(path, monkeypatch):
     def reach(name, where=None):
         if name == "save.write" and where == 1:
             raise full(path)
@@ -124,7 +122,7 @@ def test_of_several_errors_all_raise_the_same(path, monkeypatch):
             raise StorageError("broken", path="x", errno=errno.EIO)
 
     monkeypatch.setattr(fault_points, "reach", reach)
-    errors = in_job(3, lambda one: save.on(one, path, TREE))
+    errors = in_job(3, lambda client: save.on(client, path, TREE))
     assert {type(error) for error in errors} == {StorageFullError}
 
 
@@ -147,7 +145,7 @@ def test_an_error_of_the_lead_when_it_commits(path, monkeypatch, point, is_saved
             raise StorageError("broken", path=str(path), errno=errno.EIO)
 
     monkeypatch.setattr(fault_points, "reach", reach)
-    results = in_job(2, lambda one: save.on(one, path, TREE))
+    results = in_job(2, lambda client: save.on(client, path, TREE))
     if is_saved:
         assert results == [None, None], messages(results)
         assert set(kept(path)) == set(TREE)
@@ -185,16 +183,16 @@ def test_an_interrupt_while_it_commits(path, monkeypatch, point, left):
     assert files_of(path) == left
 
 
-def test_the_others_do_not_wait_for_who_was_interrupted_and_left(path, at_point):
+def test_save_does_not_wait_for_an_interrupted_process(path, at_point):
     at_point("write", 1, raises(KeyboardInterrupt()))
     job = LocalJob(3)
 
-    def work(one):
+    def work(client):
         try:
-            save.on(one, path, TREE)
+            save.on(client, path, TREE)
         finally:
-            if one.process == 1:
-                one.report("failed", "KeyboardInterrupt")
+            if client.process == 1:
+                client.report("failed", "KeyboardInterrupt")
 
     errors = in_job(3, work, job)
     assert [type(error) for error in errors] == [
@@ -210,7 +208,7 @@ def test_the_others_do_not_wait_for_who_was_interrupted_and_left(path, at_point)
     ("point", "is_saved"),
     [("preflight", False), ("write", False), ("parted", True), ("announced", True)],
 )
-def test_who_is_lost(path, at_point, point, is_saved):
+def test_lost_process_aborts_the_save_unless_all_parts_exist(path, at_point, point, is_saved):
     job = LocalJob(3)
 
     def vanish():
@@ -220,7 +218,7 @@ def test_who_is_lost(path, at_point, point, is_saved):
     at_point(point, 2, vanish)
     if point == "parted":  # not told: lost on the way to the others
         at_point(point, 2, lambda: job.lose(2))
-    results = in_job(3, lambda one: save.on(one, path, TREE, timeout_s=30), job)
+    results = in_job(3, lambda client: save.on(client, path, TREE, timeout_s=30), job)
     assert isinstance(results[2], ShoalError | InjectedError) or point == "parted"
     if is_saved:
         assert results[:2] == [None, None], messages(results)
@@ -232,7 +230,7 @@ def test_who_is_lost(path, at_point, point, is_saved):
         assert files_of(path) == []
 
 
-def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, monkeypatch):
+def test_survivor_that_still_writes_is_waited_for_after_a_loss(path, monkeypatch):
     """By what the storage shows: the others cannot be asked any more."""
     job = LocalJob(3)
     looked = threading.Event()
@@ -253,31 +251,31 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
             job.lose(2)
 
     monkeypatch.setattr(fault_points, "reach", reach)
-    results = in_job(3, lambda one: save.on(one, path, TREE), job)
+    results = in_job(3, lambda client: save.on(client, path, TREE), job)
     assert results[:2] == [None, None], messages(results)
     assert set(kept(path)) == set(TREE)
 
 
 @pytest.mark.parametrize("point", ["opened", "write", "written"])
-def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
+def test_frozen_save_that_was_collected_raises_save_aborted(path, at_point, point):
     """Whether its folder is gone or not; nothing of it remains."""
     at_point(point, 0, lambda: sweep.collect_garbage(LocalFolder(path), idle_s=0))
-    errors = in_job(2, lambda one: save.on(one, path, {"w": np.arange(1 << 18)}))
+    errors = in_job(2, lambda client: save.on(client, path, {"w": np.arange(1 << 18)}))
     assert {type(error) for error in errors} == {SaveAbortedError}, messages(errors)
     assert "ended by another process" in str(errors[0])
     assert files_of(path) == []
 
 
-def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
+def test_late_process_is_not_waited_for_beyond_the_deadline(path, at_point):
     goes_on = threading.Event()
     at_point("write", 1, goes_on.wait)
     ended = []
 
-    def work(one):
+    def work(client):
         try:
-            save.on(one, path, TREE, timeout_s=2.0)
+            save.on(client, path, TREE, timeout_s=2.0)
         finally:
-            ended.append(one.process)
+            ended.append(client.process)
             if sorted(ended) == [0, 2]:
                 goes_on.set()
 
@@ -292,25 +290,25 @@ def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
 def test_after_an_error_the_next_save_works(path, at_point, monkeypatch):
     at_point("write", 1, raises(full(path)))
     job = LocalJob(3)
-    in_job(3, lambda one: save.on(one, path, TREE), job)
+    in_job(3, lambda client: save.on(client, path, TREE), job)
     monkeypatch.undo()
-    assert in_job(3, lambda one: save.on(one, path, TREE), job) == [None] * 3
+    assert in_job(3, lambda client: save.on(client, path, TREE), job) == [None] * 3
     assert set(kept(path)) == set(TREE)
 
 
 def test_a_save_under_a_notice_says_that_the_state_is_safe(path):
     job = LocalJob(2)
-    job.coordinators[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
-    assert in_job(2, lambda one: save.on(one, path, TREE, step=7), job) == [None, None]
-    assert all(one.stop.has_saved for one in job.coordinators)
+    job.clients[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
+    assert in_job(2, lambda client: save.on(client, path, TREE, step=7), job) == [None, None]
+    assert all(one.stop.has_saved for one in job.clients)
 
 
 def test_an_aborted_save_under_a_notice_does_not(path, at_point):
     at_point("write", 1, raises(full(path)))
     job = LocalJob(2)
-    job.coordinators[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
-    in_job(2, lambda one: save.on(one, path, TREE, step=7), job)
-    assert not any(one.stop.has_saved for one in job.coordinators)
+    job.clients[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
+    in_job(2, lambda client: save.on(client, path, TREE, step=7), job)
+    assert not any(one.stop.has_saved for one in job.clients)
 
 
 KNOWN = [
@@ -325,7 +323,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize("error", KNOWN, ids=lambda error: type(error).__name__)
-def test_an_error_keeps_its_type_and_its_facts_when_it_is_told(error):
+def test_error_keeps_its_type_and_facts_when_sent_to_peers(error):
     payload = encode_error(error)
     assert failed_processes({0: b"", 1: payload, 2: b'{"a": 1}'}) == (1,)
     again = decode_error(payload, 1, ThisProcess(0, ["here", "there"]))
@@ -347,7 +345,7 @@ class Clock(threading.Event):
         return self._left < 0 or super().wait(0)
 
 
-def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, caplog):
+def test_long_save_logs_its_progress_and_keeps_its_lease(path, monkeypatch, caplog):
     job = LocalJob(2)
     folder = LocalFolder(path)
     folder.make()
@@ -355,12 +353,12 @@ def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, 
     pending.write_text("")
     os.utime(pending, (0, 0))
     with caplog.at_level(logging.INFO, "shoal"):
-        for one in job.coordinators:
-            keeper = LeaseKeeper(one, LocalStore(folder), "abcabcabcabc", 4_000_000_000)
+        for client in job.clients:
+            keeper = LeaseKeeper(client, LocalStore(folder), "abcabcabcabc", 4_000_000_000)
             keeper.add(1_000_000_000)
             keeper._is_over = Clock(4)
             keeper._run()
-            if one.process == 0:
+            if client.process == 0:
                 assert pending.stat().st_mtime > 1000
                 os.utime(pending, (0, 0))
     assert pending.stat().st_mtime == 0  # the other leaves it to the first
@@ -379,17 +377,17 @@ def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
     pending.write_text("")
     os.utime(pending, (0, 0))
     job.lose(0)
-    LeaseKeeper(job.coordinators[1], LocalStore(folder), "abcabcabcabc", 1).keep()
+    LeaseKeeper(job.clients[1], LocalStore(folder), "abcabcabcabc", 1).keep()
     assert pending.stat().st_mtime > 1000
     pending.unlink()
     LeaseKeeper(
-        job.coordinators[1], LocalStore(folder), "abcabcabcabc", 1
+        job.clients[1], LocalStore(folder), "abcabcabcabc", 1
     ).keep()  # it is committed: that is fine
 
 
 @pytest.mark.parametrize("lane", ["main", "its own"])
 def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
-    one = LocalJob(1).coordinators[0]
+    one = LocalJob(1).clients[0]
     seen = [one.progress.worked]
     beat = LeaseKeeper(one, LocalStore(path), "abcabcabcabc", 2, lane=lane)
     for work in (beat.keep, lambda: beat.add(1), beat.keep, lambda: beat.add(1), beat.keep):

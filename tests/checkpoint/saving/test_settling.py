@@ -12,7 +12,7 @@ from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save_members
-from shoal.checkpoint.saving.save import request_of, save
+from shoal.checkpoint.saving.save import save, save_request
 from shoal.checkpoint.saving.save_members import MeetingFailed, SaveAttempt, SaveMembers
 from shoal.errors import ProcessLostError, SaveAbortedError, StorageError
 from shoal.runtime.client.group import group_in
@@ -23,9 +23,9 @@ from shoal.testing.store_contract import Save, value_of
 TREE = {"w": np.arange(1 << 10, dtype=np.float32), "n": 1}
 
 
-def attempt_of(coordinator, request, name):
+def attempt_of(client, request, name):
     """Return the attempt that all processes have agreed on."""
-    members = SaveMembers(coordinator, request, group_in(coordinator, "save", None))
+    members = SaveMembers(client, request, group_in(client, "save", None))
     return SaveAttempt(members, name, replaces="", paths={}, lane="main")
 
 
@@ -54,7 +54,7 @@ def test_a_commit_that_cannot_be_made_durable_is_no_success(path, monkeypatch, i
 
     monkeypatch.setattr(LocalFolder, "sync", fails_once)
     monkeypatch.setattr(fault_points, "reach", reach)
-    errors = in_job(2, lambda one: save.on(one, path, TREE), job)
+    errors = in_job(2, lambda client: save.on(client, path, TREE), job)
     assert StorageError in {type(error) for error in errors}, messages(errors)
     if not is_lead_lost:
         assert {type(error) for error in errors} == {StorageError}
@@ -94,12 +94,12 @@ def test_an_fsync_that_failed_before_another_process_committed_is_no_success(
     assert value_of(folder, others[0]) == 7
 
 
-def test_who_failed_before_another_process_committed_reports_that_and_ends_nothing(path):
+def test_failure_before_the_commit_of_another_process_leaves_the_commit(path):
     """What a process met with in committing stays its answer when another one's commit stands."""
     one, folder = Save("00000000000a", 7), LocalFolder(path)
     commit = one.save(folder)
-    request = request_of(path, step=5, timeout_s=1.0)
-    attempt = attempt_of(LocalJob(2).coordinators[1], request, one.attempt)
+    request = save_request(path, step=5, timeout_s=1.0)
+    attempt = attempt_of(LocalJob(2).clients[1], request, one.attempt)
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):
         save_members.ended_by(attempt, met)
@@ -109,9 +109,9 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
 
 def test_a_storage_that_fails_while_settling_leaves_no_error_of_its_own(path, monkeypatch):
     job = LocalJob(2)
-    save.on(LocalJob(1).coordinators[0], path.parent / "other", TREE)
-    request = request_of(path, step=5, timeout_s=1.0)
-    attempt = attempt_of(job.coordinators[1], request, "00000000000a")
+    save.on(LocalJob(1).clients[0], path.parent / "other", TREE)
+    request = save_request(path, step=5, timeout_s=1.0)
+    attempt = attempt_of(job.clients[1], request, "00000000000a")
 
     def fails(self, attempt):
         raise StorageError("503 Slow Down", path=str(path))
@@ -128,8 +128,8 @@ def test_an_fsync_that_failed_before_a_process_was_lost_is_not_tried_again(path)
     """The lead's fsync after the link failed, and the rendezvous that would say so fails, too."""
     one, folder = Save("00000000000a", 7), LocalFolder(path)
     one.save(folder)
-    request = request_of(path, step=5, timeout_s=1.0)
-    attempt = attempt_of(LocalJob(2).coordinators[0], request, one.attempt)
+    request = save_request(path, step=5, timeout_s=1.0)
+    attempt = attempt_of(LocalJob(2).clients[0], request, one.attempt)
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     failed = MeetingFailed("commit", ProcessLostError("gone", lost={1: "killed"}), met)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):
@@ -138,15 +138,15 @@ def test_an_fsync_that_failed_before_a_process_was_lost_is_not_tried_again(path)
 
 def test_a_wait_in_a_save_is_shown_as_save(path, monkeypatch):
     """The phase and the lane of its own are compared, and not shown."""
-    coordinator, points = LocalJob(1).coordinators[0], []
-    arrive = coordinator.arrive
+    client, points = LocalJob(1).clients[0], []
+    arrive = client.arrive
 
     def recorded(point, *given, **options):
         points.append(point)
         return arrive(point, *given, **options)
 
-    monkeypatch.setattr(coordinator, "arrive", recorded)
-    save.on(coordinator, path, TREE)
+    monkeypatch.setattr(client, "arrive", recorded)
+    save.on(client, path, TREE)
     assert {point.place.partition(" (")[0] for point in points} == {"save"}
     assert {point.call for point in points} == {"save"}
     assert len({point.fingerprint for point in points}) > 3

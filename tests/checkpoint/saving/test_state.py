@@ -41,7 +41,7 @@ def test_the_boxes_of_an_array_and_where_they_are():
     assert found == np.arange(16).reshape(2, 2, 4).tolist()
 
 
-def test_among_several_processes_what_lies_on_one_alone_is_held_by_all():
+def test_local_arrays_count_as_held_by_every_process():
     array = spread(np.arange(16).reshape(4, 4), "x")
     state = read_state({"a": array, "b": np.arange(2)}, 3)
     assert [leaf.shards for leaf in state.leaves] == [None, None]
@@ -71,7 +71,7 @@ def test_keys_have_the_dims_of_their_words():
     assert same_bits(np.concatenate(words), jax.random.key_data(keys))
 
 
-def test_layouts_are_told_where_there_are_any():
+def test_layouts_are_recorded_for_arrays_that_have_one():
     leaf, single, host = read_state(
         [spread(jnp.ones((4, 4)), "y"), jnp.ones(3), np.ones(3)], 1
     ).leaves
@@ -103,7 +103,7 @@ def test_a_per_process_value_that_cannot_be_stored_is_named():
         read_state({"own": PerProcess({"bad": object()}), "ok": 1}, 1)
 
 
-def test_lines_name_what_must_be_equal():
+def test_state_lines_describe_each_leaf():
     array = spread(np.arange(16.0).reshape(4, 4), "x")
     tree_ = {"n": 3, "s": "x" * 300, "w": np.arange(2), "d": array, "own": PerProcess(1)}
     state = read_state(tree_, 2)
@@ -188,7 +188,7 @@ def test_none_and_arrays_are_leaves():
     assert len(leaves) == 3
 
 
-def test_what_cannot_be_built_stays_a_node():
+def test_unbuildable_nodes_are_not_built():
     nodes = JaxNodes()
     name = f"{__name__}:Linear"
     assert nodes.build(name, flatten.Level(("w",), (1,), ())) is None  # it has two children
@@ -207,7 +207,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("name", "keys", "children", "static"), HOSTILE)
-def test_what_a_file_says_of_a_dataclass_cannot_crash(name, keys, children, static):
+def test_hostile_dataclass_nodes_are_not_built(name, keys, children, static):
     """JAX itself reads beyond the end of children and static data that are too few."""
     assert JaxNodes().build(f"{__name__}:{name}", flatten.Level(keys, children, static)) is None
 
@@ -217,12 +217,12 @@ NATIVE = ["builtins:dict", "builtins:list", "builtins:tuple", "collections:Order
 
 @pytest.mark.parametrize("name", [*NATIVE, "collections:defaultdict", "builtins:NoneType"])
 @pytest.mark.parametrize("static", [None, (), ("a",), 3, "x"])
-def test_what_a_file_says_of_a_container_cannot_either(name, static):
+def test_hostile_container_nodes_are_not_built(name, static):
     assert JaxNodes().build(name, flatten.Level(("a",), (1,), static)) is None
 
 
 @pytest.mark.parametrize("static", [-1, None, 1 << 70])
-def test_what_a_file_says_of_a_deque_is_no_deque(static):
+def test_deque_nodes_are_never_built(static):
     """It is a leaf to JAX, and the length of another could be none."""
     assert JaxNodes().build("collections:deque", flatten.Level(("0",), (1,), static)) is None
 
@@ -240,7 +240,7 @@ def test_what_a_file_says_of_a_deque_is_no_deque(static):
         (dict, "is the class dict; save its name"),
     ],
 )
-def test_what_is_no_leaf(value, words):
+def test_values_that_cannot_be_saved_are_refused_by_name(value, words):
     with pytest.raises(UsageError, match=words) as caught:
         read_state({"bad": value, "ok": 1}, 1)
     assert caught.value.problems[0].startswith("bad: ")

@@ -105,14 +105,14 @@ class TestStores(StoreContract):
 @pytest.mark.parametrize("kind", ["moto", pytest.param("SeaweedFS", marks=LONGER)], indirect=True)
 @pytest.mark.parametrize("turn", [0, *(pytest.param(n, marks=LONGER) for n in range(1, 20))])
 def test_twenty_jobs_save_one_step_at_once(kind, turn, new_place):
-    """Each with a coordinator and a store of its own: one commits, the others hear who."""
+    """Each with a job client and a store of its own: one commits, the others hear which."""
     place, start, outcomes = new_place(), threading.Barrier(20), {}
 
     def run(number):
         own = store_at(place, "").step(turn)
         start.wait(60)
         try:
-            save.on(LocalJob(1).coordinators[0], own, {"n": number}, step=turn)
+            save.on(LocalJob(1).clients[0], own, {"n": number}, step=turn)
             outcomes[number] = None
         except StepAlreadyCommittedError as error:
             outcomes[number] = error.attempt

@@ -78,7 +78,7 @@ def test_entries_are_read_by_the_safetensors_library(dtype):
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in ALL if dtype not in STORED], ids=str)
-def test_what_cannot_be_stored_says_why(dtype):
+def test_unsupported_dtypes_raise_with_the_reason(dtype):
     with pytest.raises(UsageTypeError, match=REFUSED[dtype.char]):
         dtypes.storage_of(dtype)
 
@@ -110,7 +110,7 @@ def test_big_endian_memory_is_stored_little_endian():
      "S99999999999", "U999999999", "datetime64[999999999999s]", "i4,i4", "finfo", "bool_", "str",
      "numpy.float32", "__name__", "\x00", "uint8\n", "S5\n"],
 )  # fmt: skip
-def test_what_is_no_dtype(name):
+def test_dtype_of_refuses_unknown_names(name):
     with pytest.raises(UsageError, match="not the name of a dtype"):
         dtypes.dtype_of(name)
 

@@ -121,7 +121,7 @@ def test_files_nest_no_deeper_than_trees():
         nodes.decode_structure({"kind": "list", "children": [deep]}, "m")
 
 
-def test_what_is_no_node_is_a_leaf():
+def test_values_that_are_not_nodes_are_leaves():
     array = np.arange(3)
     assert flatten.flatten_tree(array)[0][0][1] is array
     assert flatten.flatten_tree(None) == ([((), None)], 0)
@@ -171,7 +171,7 @@ def test_registered_nodes_come_back(config):
 
 
 @pytest.mark.parametrize(("config", "may_build"), [(object(), True), (lambda: 1, True), (3, False)])
-def test_what_cannot_be_built_comes_back_as_a_node(config, may_build):
+def test_unbuildable_class_comes_back_as_an_unknown_node(config, may_build):
     leaves, structure = flatten.flatten_tree(Box(1, 2, config), Boxes())
     again, _ = nodes.decode_structure(nodes.encode_structure(structure), "m")
     node = flatten.unflatten_tree(again, [leaf for _, leaf in leaves], Boxes(may_build))
@@ -193,7 +193,7 @@ def test_a_namedtuple_whose_class_is_gone_or_other_comes_back_as_a_node():
     assert type(flatten.unflatten_tree(*reversed(([1, 2], flatten.flatten_tree(node)[1])))) is Point
 
 
-def test_nothing_is_imported_to_build_a_tree():
+def test_unflattening_imports_no_modules():
     assert "this" not in sys.modules
     flatten.unflatten_tree(nodes.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
     assert "this" not in sys.modules
@@ -208,7 +208,7 @@ def test_an_unknown_factory_is_not_called():
 
 
 @given(TREES, st.data())
-def test_what_is_left_keeps_its_names(value, data):
+def test_pruned_leaves_keep_their_names(value, data):
     leaves, structure = flatten.flatten_tree(value)
     wanted = data.draw(st.sets(st.sampled_from(range(len(leaves))))) if leaves else set()
     pruned = nodes.prune(structure, wanted)
@@ -225,7 +225,7 @@ def has_empty(structure):
     return not structure.children or any(map(has_empty, structure.children))
 
 
-def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
+def test_pruned_list_becomes_a_dict_of_the_remaining_children():
     _, structure = flatten.flatten_tree({"a": [1, {"x": 2}, 3], "b": 4, "p": Point(5, 6)})
     pruned = nodes.prune(structure, [1, 2, 5])
     assert flatten.unflatten_tree(pruned, "uvw") == {
@@ -258,7 +258,7 @@ def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
      {"kind": "defaultdict", "keys": [], "children": [], "static": "os.system"}],
     ids=repr,
 )  # fmt: skip
-def test_what_is_no_tree(found):
+def test_malformed_tree_structure_raises_corrupt_checkpoint(found):
     with pytest.raises(CorruptCheckpointError, match=r"^m has an invalid tree") as error:
         nodes.decode_structure(found, "m")
     assert error.value.file == "m"

@@ -77,7 +77,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=repr)
-def test_what_names_look_like(path, name):
+def test_name_of_joins_and_escapes_keys(path, name):
     assert names.name_of(path) == name
 
 
@@ -113,7 +113,7 @@ def test_tuples_without_end_are_refused():
      "~u0041", "~u00e9", "~u001", "~u001B", "a\nb", "\x7f",
      "~uD800", "\ud800", "__metadata__", "~z", "~ta", "~T~,~.", "~i" + "9" * 5000],
 )  # fmt: skip
-def test_what_is_no_component(text):
+def test_key_of_refuses_invalid_name_components(text):
     with pytest.raises(UsageError, match="not part of a name"):
         names.key_of(text)
 

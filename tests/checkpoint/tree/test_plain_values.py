@@ -103,7 +103,7 @@ def test_other_values_are_refused(value):
      ("scalar", {"dtype": "float32", "bits": "00000000", "more": 1}), ("array", 1), ("tuple", []),
      ("scalar", None), ("complex", [None, None]), ("int", None), (["int"] and "odd", "x")],
 )  # fmt: skip
-def test_what_is_no_value(kind, found):
+def test_decode_value_refuses_malformed_values(kind, found):
     with pytest.raises(UsageError):
         plain_values.decode_value(kind, found)
 

@@ -66,7 +66,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_error_of_a_save_says_what_to_write(case, tmp_path):
+def test_error_of_a_save_suggests_a_remedy(case, tmp_path):
     value, told = CASES[case]
     with pytest.raises(shoal.errors.UsageTypeError) as caught:
         shoal.save(tmp_path / "one", {"a": {"b": value}, "w": np.ones(2)})
@@ -90,7 +90,7 @@ def test_a_key_that_is_an_enum(tmp_path):
         shoal.save(tmp_path / "one", {Color.RED: 1})
 
 
-def test_of_a_program_with_equinox_its_partition_is_named(tmp_path, monkeypatch):
+def test_remedy_names_eqx_partition_if_equinox_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "equinox", ModuleType("equinox"))
     with (
         shoal.Checkpoints(tmp_path / "run") as history,

@@ -73,7 +73,7 @@ def test_commands_that_read_need_not_join_the_job_around_them(saved, monkeypatch
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InitializeError):
-        process.coordinator()
+        process.client()
     step = saved / step_name(20)
     commands = [["ls", saved], ["show", step], ["verify", step], ["recover", saved]]
     for command in [*commands, ["diff", saved / step_name(10), step]]:
@@ -109,7 +109,7 @@ def test_json_is_json_whatever_a_metric_is(tmp_path):
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
-    one = LocalJob(1).coordinators[0]
+    one = LocalJob(1).clients[0]
     metrics = {"loss": float("nan"), "best": float("-inf"), "acc": 0.5}
     save.on(one, tmp_path / "one", {"w": np.ones(3)}, metrics=metrics)
     (facts,) = json.loads(ckpt("ls", tmp_path / "one", "--json"), parse_constant=refuse)
@@ -118,7 +118,7 @@ def test_json_is_json_whatever_a_metric_is(tmp_path):
     assert shown["metrics"] == facts["metrics"]
 
 
-def test_a_step_of_a_newer_shoal_is_told_and_the_others_are_looked_at(run):
+def test_step_of_a_newer_shoal_is_unsupported_and_the_others_are_inspected(run):
     sample_checkpoints.from_the_future(run / step_name(10))
     assert [one["state"] for one in as_json("ls", run)] == ["unsupported", "committed"]
     assert [len(one["problems"]) for one in as_json("verify", run, code=1)] == [1, 0]
@@ -127,7 +127,7 @@ def test_a_step_of_a_newer_shoal_is_told_and_the_others_are_looked_at(run):
     assert "use a newer one" in ckpt("gc", run, code=1)
 
 
-def test_what_is_wrong_is_told_in_lines(run):
+def test_verify_prints_problems_in_lines(run):
     data_of(run / step_name(20)).unlink()
     told = ckpt("verify", run, code=76).splitlines()
     assert told[1].startswith("step 20: ")
@@ -165,7 +165,7 @@ def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(
     assert [one["step"] for one in as_json("verify", run)] == [20]
 
 
-def test_one_checkpoint_that_is_deleted_meanwhile_is_not_there(run, monkeypatch):
+def test_verify_of_a_checkpoint_deleted_meanwhile_raises_not_committed(run, monkeypatch):
     def opened(folder):
         delete_step(LocalStore(run), 10)
         return open_checkpoint(folder)
@@ -213,7 +213,7 @@ def test_verify_reads_every_byte(run):
 
 
 @pytest.mark.parametrize("name", ["COMMIT", "manifest-*", "index-*"])
-def test_what_is_damaged_is_said_and_76(run, name):
+def test_damage_is_reported_with_exit_code_76(run, name):
     (path,) = (run / step_name(20)).glob(name)
     sample_checkpoints.flip(path, 20)
     (whole, damaged) = as_json("verify", run, code=76)
@@ -310,7 +310,7 @@ def test_recover_commits_what_is_complete(run, child_env):
     assert "was committed already" in ckpt("recover", path)
 
 
-def test_nothing_to_recover_is_1(run):
+def test_recover_without_a_complete_attempt_exits_1(run):
     sample_checkpoints.begun(run)
     assert "nothing complete" in ckpt("recover", run / step_name(25), code=1)
 
@@ -330,7 +330,7 @@ def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "recover", "gc"])
-def test_where_nothing_is_is_not_committed(command, tmp_path):
+def test_paths_without_a_checkpoint_raise_not_committed(command, tmp_path):
     with pytest.raises(NotCommittedError, match="there is no directory"):
         ckpt(command, tmp_path / "none")
     (tmp_path / "file.txt").touch()
@@ -382,7 +382,7 @@ for arguments in (["ls"], ["show"], ["verify"], ["diff", sys.argv[1]], ["recover
 """
 
 
-def test_all_of_it_works_without_jax(run, child_env):
+def test_ckpt_commands_work_without_jax(run, child_env):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_JAX, str(run)],
         env=child_env, capture_output=True, text=True, timeout=120,
@@ -400,7 +400,7 @@ def test_a_terminal_gets_a_drawn_table(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_step_that_is_being_written_is_said_to_be(run, command):
+def test_step_that_is_being_written_is_reported_as_such(run, command):
     sample_checkpoints.begun(run, 25)
     words = r"step 25 is not saved; its save still runs \(by h7, pid 123, touched \d+ s ago\)"
     for arguments in ([run, "--step", 25], [run / step_name(25)]):

@@ -10,17 +10,17 @@ import pytest
 
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.transport import chunks, windows
-from shoal.collectives.transport.flow import Flow
+from shoal.collectives.transport.device_transfer import DeviceTransfer
 from shoal.collectives.transport.stream import broadcast_bytes
-from shoal.collectives.transport.windows import WINDOW_BYTES, Passing, meet_at_windows
+from shoal.collectives.transport.windows import WINDOW_BYTES, WindowTransfer, meet_at_windows
 from shoal.errors import DeadlineError
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.in_process import LocalJob
 
 
-def find(coordinator):
-    flow = Flow(coordinator, Call("test", "test", ""), PATIENCE_S)
-    return meet_at_windows(flow, Passing(None, {}, {0: 1}))
+def find(client):
+    transfer = DeviceTransfer(client, Call("test", "test", ""), PATIENCE_S)
+    return meet_at_windows(transfer, WindowTransfer(None, {}, {0: 1}))
 
 
 def found_by_all(num_processes):
@@ -28,16 +28,16 @@ def found_by_all(num_processes):
 
 
 def test_processes_of_one_host_see_each_others_memory():
-    found = found_by_all(3)
-    for process, seen in enumerate(found):
+    memories = found_by_all(3)
+    for process, seen in enumerate(memories):
         seen._windows[process][:] = process + 1
-    for seen in found:
+    for seen in memories:
         assert [(window == p + 1).all() for p, window in seen._windows.items()] == [True] * 3
         assert [window.size for window in seen._windows.values()] == [WINDOW_BYTES] * 3
 
 
 def switched_off(monkeypatch):
-    monkeypatch.setenv("SHOAL_HOST_MEMORY", "0")
+    monkeypatch.setenv("SHOAL_SHARED_MEMORY", "0")
 
 
 def on_two_hosts(monkeypatch):
@@ -84,11 +84,11 @@ def test_all_do_without_if_one_cannot(how, monkeypatch):
     assert found_by_all(2) == [None, None]
 
 
-def test_it_is_looked_for_once():
+def test_shared_windows_are_searched_for_once():
     job = LocalJob(2)
 
-    def find_twice(coordinator):
-        return find(coordinator) is find(coordinator) is not None
+    def find_twice(client):
+        return find(client) is find(client) is not None
 
     assert run_all(job, find_twice) == [True, True]
 
@@ -99,20 +99,22 @@ def test_all_look_again_if_one_was_interrupted_while_it_looked(how, monkeypatch)
         how(monkeypatch)
     job = LocalJob(3)
     before = run_all(job, find)
-    job.coordinators[1].kept.clear()
+    job.clients[1].kept.clear()
     after = run_all(job, find)
     assert {type(seen) for seen in after} == {type(before[0])}
     assert all(new is not old for new, old in zip(after, before, strict=True)) or how
     assert run_all(job, find) == after
 
 
-def test_who_does_not_come_is_missed_in_the_call_that_the_program_made():
+def test_missing_process_is_reported_with_the_call_of_the_program():
     job = LocalJob(2)
 
-    def find_alone(coordinator):
-        if coordinator.process == 0:
-            flow = Flow(coordinator, Call("broadcast", "params", "train.py:3 (main)"), 0.05)
-            meet_at_windows(flow, Passing(None, {}, {0: 1}))
+    def find_alone(client):
+        if client.process == 0:
+            transfer = DeviceTransfer(
+                client, Call("broadcast", "params", "train.py:3 (main)"), 0.05
+            )
+            meet_at_windows(transfer, WindowTransfer(None, {}, {0: 1}))
 
     error, _ = run_all(job, find_alone)
     assert isinstance(error, DeadlineError), error
@@ -138,11 +140,11 @@ def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
             assert laid_out.acquire(timeout=PATIENCE_S)
         write(self, begin, values)
 
-    def go(coordinator):
-        data = [value] if coordinator.process == 0 else None
+    def go(client):
+        data = [value] if client.process == 0 else None
         came = np.empty_like(value)
         into = [came] if data is None else []
-        broadcast_bytes(coordinator, 0, data, value.size, into=into, timeout_s=PATIENCE_S)
+        broadcast_bytes(client, 0, data, value.size, into=into, timeout_s=PATIENCE_S)
         return came
 
     job = LocalJob(2)

@@ -28,11 +28,11 @@ TORI = st.builds(
 
 def chips_apart(torus, one, other):
     """Count the links between two chips, dim by dim, both ways round."""
-    found = 0
+    links = 0
     for a, b, size, wraps in zip(one, other, torus.shape, torus.wrap, strict=True):
         ways = [abs(a - b)] + [abs(a - b + turn) for turn in (size, -size) if wraps]
-        found += min(ways)
-    return found
+        links += min(ways)
+    return links
 
 
 @given(TORI)
@@ -56,7 +56,7 @@ def test_every_chip_and_every_link_of_a_torus_is_there_once(torus):
 
 
 @given(TORI, st.randoms(use_true_random=False))
-def test_the_hops_of_any_order_are_as_long_as_said(torus, random):
+def test_hop_lengths_of_any_device_order_are_correct(torus, random):
     order = list(range(torus.num_devices))
     random.shuffle(order)
     scene = draw_wires(torus, Mesh({"x": torus.num_devices}, device_ids=order, kind="tpu"))
@@ -70,7 +70,7 @@ def test_the_hops_of_any_order_are_as_long_as_said(torus, random):
     if axis.size > 1:
         assert [arrow.links for arrow in scene.arrows] == lengths
         sides = [Side(s, ring=s * w) for s, w in zip(torus.shape, torus.wrap, strict=True)]
-        assert hops(np.array([coords[one] for one in order]), sides).tolist() == lengths
+        assert hops(np.array([coords[device] for device in order]), sides).tolist() == lengths
 
 
 @pytest.mark.parametrize("text", SAMPLE)
@@ -89,7 +89,9 @@ def test_arrows_follow_the_first_ring_of_every_axis(text):
         arrows = [arrow for arrow in scene.arrows if arrow.axis == number]
         assert scene.axes[number].ring == tuple(ring)
         assert len(arrows) == (size if size > 1 else 0)
-        assert [arrow.start for arrow in arrows] == [middles[one] for one in ring][: len(arrows)]
+        assert [arrow.start for arrow in arrows] == [middles[device] for device in ring][
+            : len(arrows)
+        ]
         assert [arrow.end for arrow in arrows] == [arrow.start for arrow in arrows[1:]] + [
             arrow.start for arrow in arrows[:1]
         ]
@@ -120,11 +122,11 @@ def test_groups_are_the_rings_of_the_last_axis(text):
     rings = np.moveaxis(mesh.device_ids, last, -1).reshape(-1, mesh.shape[last])
     groups = {d.id: d.group for chip in scene.chips for d in chip.devices}
     assert scene.num_groups == len(rings)
-    assert [{groups[one] for one in ring} for ring in rings.tolist()] == [
+    assert [{groups[device] for device in ring} for ring in rings.tolist()] == [
         {number} for number in range(len(rings))
     ]
     positions = {d.id: d.position for chip in scene.chips for d in chip.devices}
-    assert all(mesh.device_ids[at] == one for one, at in positions.items())
+    assert all(mesh.device_ids[at] == device_id for device_id, at in positions.items())
 
 
 def test_hops_that_wrap_say_which_way():
@@ -149,7 +151,7 @@ def test_words_of_slices_hosts_and_cores():
 
 
 @pytest.mark.parametrize("text", LARGE)
-def test_what_is_left_out_is_said(text):
+def test_omitted_devices_are_noted(text):
     scene = scene_of(text, LARGE[text])
     count = sum(len(chip.devices) for chip in scene.chips)
     assert count <= 11_000
@@ -174,5 +176,5 @@ def test_meshes_of_other_devices_and_too_many_devices_are_refused():
 
 def test_a_mesh_of_some_devices_leaves_the_others_plain():
     scene = draw_wires(parse("v5e:2x4"), Mesh({"x": 3}, device_ids=[0, 2, 3]))
-    found = {d.id: d.group for chip in scene.chips for d in chip.devices}
-    assert found == {0: 0, 2: 0, 3: 0, 1: -1, 4: -1, 5: -1, 6: -1, 7: -1}
+    groups = {d.id: d.group for chip in scene.chips for d in chip.devices}
+    assert groups == {0: 0, 2: 0, 3: 0, 1: -1, 4: -1, 5: -1, 6: -1, 7: -1}

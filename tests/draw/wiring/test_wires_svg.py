@@ -33,7 +33,7 @@ def test_all_of_a_scene_is_drawn(text):
     assert len(elements(svg, "path", "wrap")) == wraps
     assert len(elements(svg, "path", "bundle")) == len(scene.bundles)
     assert len(elements(svg, "g", "arrow")) == len(scene.arrows)
-    shown = [one.text for one in elements(svg, "text", "id")]
+    shown = [element.text for element in elements(svg, "text", "id")]
     assert sorted(map(int, shown)) == sorted(d.id for c in scene.chips for d in c.devices)
 
 
@@ -58,13 +58,13 @@ def test_4096_chips_are_small_and_all_there():
 
 def test_hovering_a_chip_says_what_it_is():
     svg = wires_svg(scene_of("v5e:4x8 x 2 slices", SAMPLE["v5e:4x8 x 2 slices"]))
-    titles = [one.find(NAMESPACE + "title").text for one in elements(svg, "g", "chip")]
+    titles = [element.find(NAMESPACE + "title").text for element in elements(svg, "g", "chip")]
     assert titles[-1] == "chip at (3, 7) of slice 1\ndevice 63, process 15: data=3 model=8"
     arrow = elements(svg, "g", "arrow")[0].find(NAMESPACE + "title").text
     assert arrow == "data: 0 to 2, 2 links"
 
 
-def test_it_says_what_it_is_to_those_who_do_not_see_it():
+def test_svg_has_an_aria_label_that_describes_the_picture():
     root = ET.fromstring(wires_svg(scene_of("v5e:2x4", SAMPLE["v5e:2x4"])))
     assert root.get("role") == "img"
     label = root.get("aria-label")
@@ -87,7 +87,7 @@ def test_same_fill_means_same_ring():
 def test_names_that_markup_obeys_are_escaped():
     name = "<a&\"b'\x1b\n"
     svg = wires_svg(draw_wires(parse("v5e:2x2"), Mesh({name: 4})))
-    assert any("<a&" in one.text for one in elements(svg, "text"))
+    assert any("<a&" in element.text for element in elements(svg, "text"))
     assert "\x1b" not in svg
 
 

@@ -39,7 +39,7 @@ def test_no_line_is_wider_than_the_terminal(text, width):
 
 
 @pytest.mark.parametrize("text", SAMPLE)
-def test_every_device_stands_in_its_panel_once(text):
+def test_every_device_is_drawn_once_in_its_panel(text):
     output = drawn(text, 80)
     frames = "\n".join(line for line in output.splitlines() if re.match(r" *[╭│┆├╰]", line))
     assert sorted(map(int, re.findall(r"\d+", frames))) == list(range(parse(text).num_devices))

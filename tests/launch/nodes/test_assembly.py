@@ -62,7 +62,7 @@ def test_indices_go_by_node_whatever_the_order_of_joining(counts, random):
         ),
     ],
 )
-def test_what_differs_is_refused_with_both_sides(changed, words):
+def test_nodes_that_differ_are_refused_with_both_values(changed, words):
     rules = Assembly(card(0))
     assert words in rules.join(card(1, host="host1")._replace(**changed))
     assert rules.missing == [1, 2]
@@ -85,7 +85,7 @@ def test_ranks_to_show_are_those_of_the_whole_job():
     assert rules.join(card(2)) == ""
 
 
-def test_who_is_missing_is_said_with_what_to_start():
+def test_missing_nodes_are_reported_with_the_command_to_run():
     assert missing_words([2], 3, "a:1", 10.2) == (
         "node 2 of 3 has not joined after 10 s: each host must run `shoal run --nnodes 3 "
         "--node-rank 2 --coordinator a:1 …` with its own rank"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.crew import JobEnd
 from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.launchers import JobExit
 from shoal.launch.nodes.messages import (
     NodeCard,
     attempt_token,
@@ -26,10 +26,10 @@ from shoal.launch.nodes.messages import (
     start_of,
     verdict_of,
 )
-from shoal.runtime.exit.first_failure import Ending
+from shoal.runtime.exit.first_failure import ProcessExit
 from shoal.runtime.failures.facts import JobFailure, Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord, cause_of
-from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.system.progress_file import StepProgress
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader, pack_frame
 
 SIGNALS = st.lists(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])).map(tuple)
@@ -39,9 +39,9 @@ RECORDS = [
     LastRecord(pid=1, at_s=2.0, cause=cause_of(ValueError("no data"), process=1, step=3)),
     LastRecord(pid=2, at_s=2.0, cause=cause_of(SystemExit(3)), because_of=ProcessSet([0, 1])),
 ]
-ENDINGS = st.lists(
+EXITS = st.lists(
     st.builds(
-        Ending,
+        ProcessExit,
         st.integers(0, 99),
         st.integers(-30, 255),
         st.none() | TIMES_S,
@@ -72,17 +72,17 @@ def frame_of(data: bytes) -> Frame:
     return frame
 
 
-@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(*[st.integers(-1)] * 3), TEXT)
-def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reached, remaining):
-    end = JobEnd(endings, 0.0, trouble, None, Reached(*reached), remaining=remaining)
+@given(EXITS, TEXT, st.floats(-100, 100), st.tuples(*[st.integers(-1)] * 3), TEXT)
+def test_exits_arrive_on_the_clock_of_node_0(exits, problem, shift_s, progress, remaining):
+    end = JobExit(exits, 0.0, problem, None, StepProgress(*progress), remaining=remaining)
     came = end_of(frame_of(pack_end(end, shift_s)).body, "h")
-    assert (came.trouble, came.reached, came.remaining) == (trouble, reached, remaining)
-    for sent, ending in zip(endings, came.endings, strict=True):
+    assert (came.problem, came.progress, came.remaining) == (problem, progress, remaining)
+    for sent, process_exit in zip(exits, came.exits, strict=True):
         failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
         moved = (replace(one, at_s=one.at_s + shift_s) for one in sent.threads)
         sent = sent._replace(threads=tuple(moved))
         times_s = {name: getattr(sent, name) + shift_s for name in ("sent_s", "asked_s", "ended_s")}
-        assert ending == sent._replace(failed_s=failed_s, host="h", **times_s)
+        assert process_exit == sent._replace(failed_s=failed_s, host="h", **times_s)
 
 
 @given(st.integers(-30, 255), st.lists(TEXT).map(tuple), TEXT, st.booleans())
@@ -135,14 +135,14 @@ def test_a_card_with_a_wrong_field_is_refused(name, value):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"endings": [{}], "trouble": ""}', b"3"])
-def test_what_is_no_ending_or_verdict_is_refused(body):
+def test_malformed_exits_and_verdicts_are_refused(body):
     with pytest.raises(FrameError):
         end_of(body, "h")
     with pytest.raises(FrameError):
         verdict_of(body)
 
 
-def test_what_is_no_start_or_signal_is_refused():
+def test_malformed_starts_and_signals_are_refused():
     for header in ({}, {"share": [1], "addresses": [], "total": 1, "seed": ""}):
         with pytest.raises(FrameError):
             start_of(header, "")

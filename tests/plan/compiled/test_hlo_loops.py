@@ -112,11 +112,11 @@ def counted(direction, first, limit, step, swapped):
 )
 def test_loops_run_as_often_as_they_do(direction, first, limit, steps, swapped, carried, nested):
     text = program(direction, first, limit, steps, swapped=swapped, carried=carried, nested=nested)
-    found = trips_of(instructions_of(text))
-    assert found.pop("outer", 2) == 2
+    trips = trips_of(instructions_of(text))
+    assert trips.pop("outer", 2) == 2
     wanted = counted(direction, first, limit, sum(steps), swapped)
-    if found:
-        assert found == {"body": wanted}
+    if trips:
+        assert trips == {"body": wanted}
     else:  # it does not move towards its end
         moves = -sum(steps) if (direction in ("LT", "LE")) == swapped else sum(steps)
         assert moves <= 0
@@ -135,7 +135,7 @@ def test_loops_run_as_often_as_they_do(direction, first, limit, steps, swapped, 
         ("ROOT %test = pred[]{:T(512)} compare", "ROOT %test = pred[]{:T(512)} and"),
     ],
 )
-def test_of_other_loops_nothing_is_said(there, instead):
+def test_unrecognized_loops_have_no_trip_count(there, instead):
     text = program("LT", 0, 5, [1])
     assert trips_of(instructions_of(text)) == {"body": 5}
     assert there in text

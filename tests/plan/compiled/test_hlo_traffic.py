@@ -56,7 +56,9 @@ def test_a_loop_counts_as_often_as_it_runs():
         'backend_config={"known_trip_count":{"n":"5"}}'
     )
     text = program(loop, before=body)
-    assert [(one.times, one.receivers) for one in collectives_of(text)] == [(5, (1,))]
+    assert [(collective.times, collective.receivers) for collective in collectives_of(text)] == [
+        (5, (1,))
+    ]
     assert received_bytes_of(text, 8) == 160
 
 

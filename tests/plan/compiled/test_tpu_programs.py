@@ -30,12 +30,12 @@ def text_of(name):
     ],
 )
 def test_collectives(name, sent):
-    found = collectives_of(text_of(name))
-    assert [(c.opcode, c.times, int(c.received_bytes(8).max())) for c in found] == sent
+    collectives = collectives_of(text_of(name))
+    assert [(c.opcode, c.times, int(c.received_bytes(8).max())) for c in collectives] == sent
     assert received_bytes_of(text_of(name), 8) == sum(received for *_, received in sent)
 
 
-def test_what_is_gathered_and_cut_again_is_found_with_its_line():
+def test_gather_that_is_cut_again_is_found_with_its_source_line():
     text = text_of("gathered_and_cut")
     (gather,) = collectives_of(text)
     assert flow_of(text).is_cut_again(gather.name)

@@ -65,11 +65,11 @@ def test_the_name_describes_what_libtpu_describes(case):
 def test_its_devices_are_recognised_in_any_order(case):
     devices = devices_of(case)
     random.Random(0).shuffle(devices)
-    found = from_devices(devices)
+    topology = from_devices(devices)
     wanted = expected(case)
-    assert found.grid == wanted.grid
+    assert topology.grid == wanted.grid
     for one, other in zip(
-        found.parts() if isinstance(found, Slices) else [found],
+        topology.parts() if isinstance(topology, Slices) else [topology],
         wanted.parts() if isinstance(wanted, Slices) else [wanted],
         strict=True,
     ):
@@ -77,8 +77,8 @@ def test_its_devices_are_recognised_in_any_order(case):
             other.shape, other.generation, other.wrap, other.cores,
         )  # fmt: skip
     at = {device["id"]: device for device in devices}
-    for cell, number in np.ndenumerate(found.device_ids):
-        assert found.processes[cell] == at[number]["process"]
+    for cell, number in np.ndenumerate(topology.device_ids):
+        assert topology.processes[cell] == at[number]["process"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")

@@ -39,11 +39,11 @@ def test_the_search_over_whole_and_split_dims(case):
 
     def make():
         sizes = case["mesh_shape"]
-        found = (
+        assignment = (
             search(ids, sizes) if search else jax_order.torus_order(ids, sizes, allow_split=split)
         )
-        assert found[1].tolist() == case["expected"]["assignment_physical_by_logical"]
-        return found[0]
+        assert assignment[1].tolist() == case["expected"]["assignment_physical_by_logical"]
+        return assignment[0]
 
     check(case, make)
 
@@ -55,10 +55,10 @@ def test_prime_factors(case):
 
 @of("_enumerate")
 def test_shares(case):
-    found = jax_order._shares(
+    shares = jax_order._shares(
         case["physical_shape"], np.array(case["assigned"]), case["logical_axis_size"]
     )
-    assert found == {tuple(one) for one in case["expected"]["assignments_in_order"]}
+    assert shares == {tuple(row) for row in case["expected"]["assignments_in_order"]}
 
 
 def mesh_utils_of_that_version():
@@ -100,9 +100,9 @@ def test_jax_itself_gives_the_same(kind):
                 with pytest.raises(UsageError):
                     jax_order.order(topology, shape, **options)
                 continue
-            ids = [one.id for one in wanted.ravel()]
-            found = jax_order.order(topology, shape, **options)
-            assert found.ravel().tolist() == ids, (kind, (x, y, z), shape, options)
+            ids = [device.id for device in wanted.ravel()]
+            ordered = jax_order.order(topology, shape, **options)
+            assert ordered.ravel().tolist() == ids, (kind, (x, y, z), shape, options)
 
 
 @pytest.mark.parametrize("kind", ["TPU v4", "TPU v5 lite", "cpu"])
@@ -111,7 +111,7 @@ def test_jax_itself_gives_the_same_across_slices(kind):
     rows = generated(2, 4, 1, kind, num_slices=4)
     if kind == "cpu":
         rows = [
-            one | {"coords": None, "core": None, "slice": None, "platform": "cpu"} for one in rows
+            row | {"coords": None, "core": None, "slice": None, "platform": "cpu"} for row in rows
         ]
     topology, devices = from_devices(rows), as_jax(rows)
     count = 8 if kind == "cpu" else 4  # processes are the granules
@@ -126,5 +126,8 @@ def test_jax_itself_gives_the_same_across_slices(kind):
             with pytest.raises(UsageError):
                 jax_order.hybrid_order(topology, inner, outer)
             continue
-        found = jax_order.hybrid_order(topology, inner, outer)
-        assert found.tolist() == np.vectorize(lambda one: one.id)(wanted).tolist(), (inner, outer)
+        ordered = jax_order.hybrid_order(topology, inner, outer)
+        assert ordered.tolist() == np.vectorize(lambda device: device.id)(wanted).tolist(), (
+            inner,
+            outer,
+        )

@@ -155,10 +155,10 @@ def test_one_ring_of_dtensor_over_two_planes():
 )
 def test_the_rings_of_dtensor_hold_the_chips_that_it_enumerates(text, options, wanted):
     """Which chips a ring has; their order in it is another matter."""
-    found = dtensor(text, (4, 8), **options)
+    ring_order = dtensor(text, (4, 8), **options)
     wanted = chips_of(wanted, 2)
     for begin in range(0, 32, 8):
-        assert sorted(found[begin : begin + 8]) == sorted(wanted[begin : begin + 8])
+        assert sorted(ring_order[begin : begin + 8]) == sorted(wanted[begin : begin + 8])
 
 
 @pytest.mark.parametrize(

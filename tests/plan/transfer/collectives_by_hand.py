@@ -13,15 +13,15 @@ from shoal.plan.transfer.move_steps import pairs
 
 def all_layouts(mesh, rank):
     """Return every layout of a rank."""
-    found = []
+    layouts = []
     for count in range(len(mesh.axis_names) + 1):
         for axes in itertools.permutations(mesh.axis_names, count):
             for places in itertools.combinations_with_replacement(range(rank), count):
                 dims = [[] for _ in range(rank)]
                 for axis, dim in zip(axes, places, strict=True):
                     dims[dim].append(axis)
-                found.append(Layout(mesh, *map(tuple, dims)))
-    return list(dict.fromkeys(found))
+                layouts.append(Layout(mesh, *map(tuple, dims)))
+    return list(dict.fromkeys(layouts))
 
 
 def numbered(shape):
@@ -61,59 +61,59 @@ def groups(step):
 
 
 def _slice(step, held, _shape):
-    found = {}
+    new = {}
     for group in groups(step):
         for place, device in enumerate(group):
-            found[device] = np.split(held[device], len(group), step.dim)[place]
-    return found, {}
+            new[device] = np.split(held[device], len(group), step.dim)[place]
+    return new, {}
 
 
 def _all_gather(step, held, _shape):
-    found, received = {}, {}
+    new, received = {}, {}
     for group in groups(step):
         for device in group:
-            found[device] = np.concatenate([held[each] for each in group], step.dim)
-            received[device] = found[device].size - held[device].size
-    return found, received
+            new[device] = np.concatenate([held[each] for each in group], step.dim)
+            received[device] = new[device].size - held[device].size
+    return new, received
 
 
 def _all_to_all(step, held, _shape):
-    found, received = {}, {}
+    new, received = {}, {}
     for group in groups(step):
         parts = {d: np.split(held[d], len(group), step.to_dim) for d in group}
         for place, device in enumerate(group):
-            found[device] = np.concatenate([parts[each][place] for each in group], step.dim)
-            received[device] = found[device].size - parts[device][place].size
-    return found, received
+            new[device] = np.concatenate([parts[each][place] for each in group], step.dim)
+            received[device] = new[device].size - parts[device][place].size
+    return new, received
 
 
 def _reduce_scatter(step, held, _shape):
-    found, received = {}, {}
+    new, received = {}, {}
     for group in groups(step):
         total = sum(held[each] for each in group)
         for place, device in enumerate(group):
-            found[device] = np.split(total, len(group), step.dim)[place]
+            new[device] = np.split(total, len(group), step.dim)[place]
             received[device] = held[device].size // len(group) * (len(group) - 1)
-    return found, received
+    return new, received
 
 
 def _all_reduce(step, held, _shape):
-    found, received = {}, {}
+    new, received = {}, {}
     for group in groups(step):
         for device in group:
-            found[device] = sum(held[each] for each in group)
+            new[device] = sum(held[each] for each in group)
             received[device] = 2 * (held[device].size // len(group) * (len(group) - 1))
-    return found, received
+    return new, received
 
 
 def _permute(step, held, _shape):
     ids = step.before.mesh.device_ids.ravel().tolist()
-    found = dict(held)
+    new = dict(held)
     sends = pairs(step.before, step.after)
     assert len({a for a, _ in sends}) == len({b for _, b in sends}) == len(sends)
     for sender, receiver in sends:
-        found[ids[receiver]] = held[ids[sender]]
-    return found, {ids[receiver]: held[ids[receiver]].size for _, receiver in sends}
+        new[ids[receiver]] = held[ids[sender]]
+    return new, {ids[receiver]: held[ids[receiver]].size for _, receiver in sends}
 
 
 def _exchange(step, held, shape):

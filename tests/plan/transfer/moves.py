@@ -88,11 +88,11 @@ def elements(layout, shape):
 def terms(layout):
     """Return device id → the number of the term that it holds; all 0 where nothing is pending."""
     mesh = layout.mesh
-    found = {}
+    coords_of = {}
     for index in np.ndindex(mesh.shape):
         coords = dict(zip(mesh.axis_names, index, strict=True))
-        found[int(mesh.device_ids[index])] = tuple(coords[axis] for axis in layout.partial)
-    return found
+        coords_of[int(mesh.device_ids[index])] = tuple(coords[axis] for axis in layout.partial)
+    return coords_of
 
 
 def box_elements(box, shape):

@@ -31,19 +31,21 @@ def union(sets):
 @given(moves(), st.integers(1, 9))
 def test_bounds_are_those_of_sets_of_elements(move: Move, item_bytes):
     held, needed = elements(move.source, move.shape), elements(move.target, move.shape)
-    found = bounds(*move, item_bytes)
+    computed = bounds(*move, item_bytes)
     devices = sorted({*held, *needed})
-    assert [bound.device for bound in found.devices] == devices
-    for device, host, received, peak, donated in found.devices:
+    assert [bound.device for bound in computed.devices] == devices
+    for device, host, received, peak, donated in computed.devices:
         before, after = held.get(device, frozenset()), needed.get(device, frozenset())
         assert received == len(after - before) * item_bytes
         assert peak == (len(before) + len(after)) * item_bytes
         assert donated == max(len(before), len(after)) * item_bytes
         assert host == move.host_of[device]
-    assert found.total_bytes == sum(found.received_bytes.values())
-    assert found.largest_bytes == max(found.received_bytes.values())
-    assert found.peak_bytes == max(bound.peak_bytes for bound in found.devices)
-    assert found.donated_peak_bytes == max(bound.donated_peak_bytes for bound in found.devices)
+    assert computed.total_bytes == sum(computed.received_bytes.values())
+    assert computed.largest_bytes == max(computed.received_bytes.values())
+    assert computed.peak_bytes == max(bound.peak_bytes for bound in computed.devices)
+    assert computed.donated_peak_bytes == max(
+        bound.donated_peak_bytes for bound in computed.devices
+    )
     inside = {host: [d for d in devices if move.host_of[d] == host] for host in
               sorted(set(move.host_of.values()))}  # fmt: skip
     entering = {
@@ -52,9 +54,9 @@ def test_bounds_are_those_of_sets_of_elements(move: Move, item_bytes):
         ) * item_bytes
         for host, own in inside.items()
     }  # fmt: skip
-    assert found.host_bytes == tuple(entering.items())
-    assert found.total_host_bytes == sum(entering.values())
-    assert found.largest_host_bytes == max(entering.values())
+    assert computed.host_bytes == tuple(entering.items())
+    assert computed.total_host_bytes == sum(entering.values())
+    assert computed.largest_host_bytes == max(entering.values())
 
 
 def fewest_messages(groups, needers):
@@ -81,17 +83,17 @@ def test_a_pending_reduction_brings_every_device_all_of_its_shard(move: Move):
     held, needed = elements(move.source, move.shape), elements(move.target, move.shape)
     term_of = terms(move.source)
     rows = set(term_of.values())
-    found = bounds(*move, 2)
+    computed = bounds(*move, 2)
     if len(rows) == 1:
         return
-    for device, received in found.received_bytes.items():
+    for device, received in computed.received_bytes.items():
         assert received == 2 * len(needed.get(device, ()))
-    for host, entered in found.host_bytes:
-        own = [device for device in found.received_bytes if move.host_of[device] == host]
+    for host, entered in computed.host_bytes:
+        own = [device for device in computed.received_bytes if move.host_of[device] == host]
         known = [union(held.get(d, ()) for d in own if term_of.get(d) == row) for row in rows]
         wanted = union(needed.get(device, ()) for device in own)
         assert entered == 2 * len(wanted - frozenset.intersection(*known))
-    assert found.total_bytes >= sum(found.received_bytes.values())
+    assert computed.total_bytes >= sum(computed.received_bytes.values())
 
 
 SUMS = [  # the axes of the source, its pending axis, the ids of the source and of the target
@@ -112,8 +114,8 @@ def test_the_total_of_a_pending_sum_is_the_fewest_messages(sizes, axis, ids, nee
     source = Mesh(dict(zip("ab", sizes, strict=False)), device_ids=ids)
     target = Mesh({"n": len(needers)}, device_ids=needers)
     rows = np.moveaxis(source.device_ids, "ab".index(axis), 0).reshape(source.axes[axis], -1)
-    found = bounds(Layout(source, partial={axis: "sum"}), Layout(target), (), 1)
-    assert found.total_bytes == fewest_messages(rows.tolist(), needers)
+    computed = bounds(Layout(source, partial={axis: "sum"}), Layout(target), (), 1)
+    assert computed.total_bytes == fewest_messages(rows.tolist(), needers)
 
 
 CUBE, ALL = (64, 64, 64), ("a", "b", "c")
@@ -139,9 +141,9 @@ def test_a_topology_says_the_hosts():
     target = Layout.replicated(Mesh({"x": 8}), 1)
     assert bounds(source, target, (8,), 4).host_bytes == ((0, 0),)
     hosts = parse("gpu:4 hosts x 2")
-    found = bounds(source, target, (8,), 4, topology=hosts)
-    assert found.host_bytes == tuple((host, 24) for host in range(4))
-    assert [bound.host for bound in found.devices] == [0, 0, 1, 1, 2, 2, 3, 3]
+    computed = bounds(source, target, (8,), 4, topology=hosts)
+    assert computed.host_bytes == tuple((host, 24) for host in range(4))
+    assert [bound.host for bound in computed.devices] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_slices_and_switches():
@@ -158,26 +160,26 @@ def test_slices_and_switches():
 def test_a_torus_numbers_its_devices_by_its_own_rule():
     topology = parse("v5e:4x4")
     mesh = Mesh({"x": 16})
-    found = places("test", mesh, mesh, topology)
-    assert found.hosts.tolist() == topology.process_of(np.arange(16)).tolist()
+    numbered = places("test", mesh, mesh, topology)
+    assert numbered.hosts.tolist() == topology.process_of(np.arange(16)).tolist()
 
 
 def test_4096_devices():
     mesh = Mesh({"a": 16, "b": 16, "c": 16}, processes=np.arange(4096) // 8)
     source, target = Layout(mesh, "a", "b", "c"), Layout(mesh, "c", None, ("a", "b"))
-    found = bounds(source, target, (32, 32, 512), 2)
-    assert len(found.host_bytes) == 512
-    assert found.largest_bytes == (2 * 32 * 2) * 2
-    assert found.total_bytes >= found.total_host_bytes > 0
+    computed = bounds(source, target, (32, 32, 512), 2)
+    assert len(computed.host_bytes) == 512
+    assert computed.largest_bytes == (2 * 32 * 2) * 2
+    assert computed.total_bytes >= computed.total_host_bytes > 0
 
 
 def test_bounds_are_values_that_print():
     source, target = Layout(EIGHT, "a", "b"), Layout(EIGHT, "b", "a")
-    found = bounds(source, target, (8, 8), 4)
-    assert found == bounds(source, target, (8, 8), 4)
-    assert hash(found) == hash(bounds(source, target, (8, 8), 4))
-    assert isinstance(found, Bounds)
-    assert str(found).splitlines() == [
+    computed = bounds(source, target, (8, 8), 4)
+    assert computed == bounds(source, target, (8, 8), 4)
+    assert hash(computed) == hash(bounds(source, target, (8, 8), 4))
+    assert isinstance(computed, Bounds)
+    assert str(computed).splitlines() == [
         "lower bounds      8 devices, 1 process",
         "device receives   64 B at most",
         "devices receive   256 B in all",

@@ -24,7 +24,7 @@ def test_a_permute_goes_in_chunks_on_tpus(kind):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "tpu"])
-def test_what_sends_nothing_goes_at_once(kind):
+def test_steps_that_send_nothing_are_not_cut_into_chunks(kind):
     steps = steps_of(kind, ("a", None), ("a", "b"))
     assert len(steps) == 1
     assert chunks_of(steps, SHAPE, 4) is None

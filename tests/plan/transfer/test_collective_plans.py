@@ -34,7 +34,7 @@ MESHES = [
 
 
 def must_be_right(source, target, shape, steps, item_bytes=4):
-    """Each step leads to its layout, nobody holds too much, and bytes are counted right."""
+    """Each step leads to its layout, no device holds too much, and bytes are counted right."""
     whole = numbered(shape)
     held, most = shards(source, whole), math.prod(shape)
     most = max(math.prod(layout.shard_shape(shape)) for layout in (source, target))
@@ -88,7 +88,7 @@ def test_any_two_meshes_of_the_same_devices(data):
     must_be_right(source, target, (12, 24), shortest(source, target, (12, 24), 4))
 
 
-def test_what_lies_right_is_not_moved():
+def test_array_that_is_placed_as_requested_needs_no_steps():
     grid = Mesh({"x": 4, "y": 2})
     same = Mesh({"p": 2, "q": 2, "r": 2})
     assert shortest(Layout(grid, "x"), Layout(same, ("p", "q")), (8,), 4) == ()
@@ -133,8 +133,8 @@ def test_digits_are_merged_where_there_are_too_many():
 
 def test_every_state_is_listed_once():
     for digits, rank in [(0, 2), (1, 0), (3, 2), (3, 3), (4, 2)]:
-        found = list(every(digits, rank))
-        assert len(set(found)) == len(found) == count_states(digits, rank)
+        states = list(every(digits, rank))
+        assert len(set(states)) == len(states) == count_states(digits, rank)
 
 
 def test_seconds_weigh_what_is_far():
@@ -159,7 +159,7 @@ def test_an_exchange_is_the_same_writes_on_every_device(data):
     grid = [max(before.num_shards(d), after.num_shards(d)) for d in (0, 1)]
     blocks = numbered(grid)
     held, wanted = shards(before, blocks), shards(after, blocks)
-    found = {d: np.full_like(wanted[d], -1) for d in range(8)}
+    written = {d: np.full_like(wanted[d], -1) for d in range(8)}
     for each in exchange_copies(before, after):
         sent = {
             receiver: held[sender][tuple(each.reads[sender])] for sender, receiver in each.sends
@@ -167,9 +167,9 @@ def test_an_exchange_is_the_same_writes_on_every_device(data):
         assert each.receives.tolist() == [d in sent for d in range(8)]
         for device in np.flatnonzero(~each.idle):
             kept = held[device][tuple(each.keeps[device])]
-            found[device][tuple(each.writes[device])] = sent.get(device, kept)
+            written[device][tuple(each.writes[device])] = sent.get(device, kept)
     for device in range(8):
-        np.testing.assert_array_equal(found[device], wanted[device])
+        np.testing.assert_array_equal(written[device], wanted[device])
 
 
 def test_a_permute_stays_within_processes_where_it_can():

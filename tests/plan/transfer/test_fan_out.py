@@ -25,7 +25,7 @@ def test_the_largest_are_dealt_first_and_to_the_least_loaded():
     assert chosen[0] == chosen[1] != chosen[2]
 
 
-def test_what_fewest_hold_is_dealt_first():
+def test_parcel_with_the_fewest_holders_is_sent_first():
     chosen = first_wave([(4, [0, 1], 2), (4, [0], 3)], [0, 0, 1, 2])
     assert chosen == {0: 1, 1: 0}
 

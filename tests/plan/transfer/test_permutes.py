@@ -78,9 +78,9 @@ def test_all_come_to_their_places_and_nothing_is_sent_to_fill_up(move):
     sends = point_to_point(source, target, shape, 1)
     moved = permutes_of(sends, source, target, shape)
     array = np.arange(math.prod(shape)).reshape(shape)
-    found, received = run(moved, source, target, array)
+    placed, received = run(moved, source, target, array)
     for device in target.mesh.device_ids.ravel().tolist():
-        np.testing.assert_array_equal(found[device], array[region(target, shape, device)])
+        np.testing.assert_array_equal(placed[device], array[region(target, shape, device)])
     assert {**dict.fromkeys(sends.received_bytes, 0), **received} == sends.received_bytes
     count = num_permutes(sends, side_of(source, target, shape))
     assert count == sum(bool(each.sends) for each in moved.rounds)

@@ -15,7 +15,7 @@ CUBE = Mesh({"a": 2, "b": 2, "c": 2})
 ROWS, COLUMNS = Layout(CUBE, ("a", "b", "c"), None), Layout(CUBE, None, ("a", "b", "c"))
 
 
-def test_it_is_a_plain_value():
+def test_transfer_plans_are_cached_picklable_and_hashable():
     plan = plan_transfer(ROWS, COLUMNS, (64, 64), 4)
     assert plan is plan_transfer(ROWS, COLUMNS, [64, 64], 4)
     assert pickle.loads(pickle.dumps(plan)) == plan
@@ -61,7 +61,7 @@ def test_other_devices_and_uneven_shards_are_sent_one_by_one(target, shape):
     assert "round" in str(plan)
 
 
-def test_nothing_moves():
+def test_equal_layouts_and_empty_arrays_move_no_bytes():
     plan = plan_transfer(ROWS, ROWS, (8, 8), 4)
     assert (plan.way, plan.received_bytes, plan.seconds(parse("v5e:2x4"))) == ("none", 0, 0.0)
     for shape in ((0, 8), (8, 0)):
@@ -95,6 +95,6 @@ def test_seconds_add_up():
         ),
     ],
 )
-def test_what_is_refused(call, words):
+def test_plan_transfer_refuses_invalid_requests(call, words):
     with pytest.raises(UsageError, match=words):
         call()

@@ -31,12 +31,12 @@ def inside(box):
 
 def shards(layout, array):
     """Return device id → its shard, in an array of the whole shape that is empty elsewhere."""
-    found = {}
+    shard_of = {}
     for device in layout.mesh.device_ids.ravel().tolist():
         own = region(layout, array.shape, device)
-        found[device] = np.full_like(array, MISSING)
-        found[device][own] = array[own]
-    return found
+        shard_of[device] = np.full_like(array, MISSING)
+        shard_of[device][own] = array[own]
+    return shard_of
 
 
 def run(plan: PointToPoint, move: Move, item_bytes=1):

@@ -23,7 +23,7 @@ def by_hand(move: Move):
     holders, needers = elements(move.source, move.shape), elements(move.target, move.shape)
     term_of = terms(move.source)
     rows = sorted(set(term_of.values()))
-    found = {}
+    by_element = {}
     for element in range(math.prod(move.shape)):
         groups = tuple(
             frozenset(d for d, held in holders.items() if element in held and term_of[d] == row)
@@ -33,8 +33,8 @@ def by_hand(move: Move):
         if len(rows) == 1:
             wanting -= groups[0]
         if wanting:
-            found[element] = (groups, frozenset(wanting))
-    return found
+            by_element[element] = (groups, frozenset(wanting))
+    return by_element
 
 
 @given(moves(partial=True))
@@ -50,32 +50,32 @@ def test_every_element_that_moves_is_in_one_region_with_its_holders_and_needers(
 
 @given(moves(partial=True))
 def test_regions_are_whole_intersections_of_shards(move):
-    found = list(regions(*move))
-    assert all(one.num_elements > 0 for one in found)
-    for one in found:
-        for layout, device in ((move.source, one.terms[0][0]), (move.target, one.needers[0])):
+    boxes = list(regions(*move))
+    assert all(box.num_elements > 0 for box in boxes)
+    for box in boxes:
+        for layout, device in ((move.source, box.terms[0][0]), (move.target, box.needers[0])):
             own = region(layout, move.shape, device)
-            inside = zip(own, one.box, strict=True)
+            inside = zip(own, box.box, strict=True)
             assert all(cut.start <= first < end <= cut.stop for cut, (first, end) in inside)
-    pairs = [(one.terms, region(move.target, move.shape, one.needers[0])) for one in found]
+    pairs = [(box.terms, region(move.target, move.shape, box.needers[0])) for box in boxes]
     assert len(set(map(str, pairs))) == len(pairs)
 
 
 @given(moves(partial=True))
 def test_arrays_and_values_are_the_same(move):
-    found = regions(*move)
-    values = list(found)
-    assert len(found) == len(values)
-    assert [found[i] for i in range(len(found))] == values
-    assert found[1:] == tuple(values[1:])
-    boxes = [list(zip(*row, strict=True)) for row in zip(found.first.tolist(), found.end.tolist(),
+    result = regions(*move)
+    values = list(result)
+    assert len(result) == len(values)
+    assert [result[i] for i in range(len(result))] == values
+    assert result[1:] == tuple(values[1:])
+    boxes = [list(zip(*row, strict=True)) for row in zip(result.first.tolist(), result.end.tolist(),
                                                           strict=True)]  # fmt: skip
-    assert boxes == [list(one.box) for one in values] == sorted(boxes)
-    assert found.num_elements.tolist() == [one.num_elements for one in values]
-    rows = found.holders[found.source_shards].tolist()
-    assert [tuple(map(tuple, row)) for row in rows] == [one.terms for one in values]
-    wanted = found.wanted[found.target_shards].tolist()
-    assert all(set(one.needers) <= set(row) for one, row in zip(values, wanted, strict=True))
+    assert boxes == [list(value.box) for value in values] == sorted(boxes)
+    assert result.num_elements.tolist() == [value.num_elements for value in values]
+    rows = result.holders[result.source_shards].tolist()
+    assert [tuple(map(tuple, row)) for row in rows] == [value.terms for value in values]
+    wanted = result.wanted[result.target_shards].tolist()
+    assert all(set(value.needers) <= set(row) for value, row in zip(values, wanted, strict=True))
 
 
 def test_uneven_shards_of_two_meshes():
@@ -92,8 +92,8 @@ def test_uneven_shards_of_two_meshes():
 def test_terms_of_a_pending_sum_are_rows():
     mesh = Mesh({"sum": 2, "copy": 2})
     source = Layout(mesh, None, partial={"sum": "sum"})
-    found = regions(source, Layout(mesh, "sum"), (4,))
-    assert list(found) == [
+    rows = regions(source, Layout(mesh, "sum"), (4,))
+    assert list(rows) == [
         Region(((0, 2),), ((0, 1), (2, 3)), (0, 1)),
         Region(((2, 4),), ((0, 1), (2, 3)), (2, 3)),
     ]
@@ -131,7 +131,7 @@ def test_4096_devices_to_4096():
     assert every[-1] == Region(((4095, 4096), (0, 2), (4094, 4095)), ((4095,),), (4094,))
 
 
-def test_what_is_wrong_is_said_at_once():
+def test_every_problem_of_a_region_request_is_reported_at_once():
     layout = Layout(EIGHT, "a", "b")
     with pytest.raises(UsageError) as caught:
         regions(Layout(EIGHT, "a"), Layout(EIGHT, None, None, partial={"b": "sum"}), (4, -4))

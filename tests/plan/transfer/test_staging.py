@@ -27,7 +27,7 @@ def test_chunk_by_chunk_the_shards_become_what_they_shall(mesh, shape, most, mon
         plan = plan_transfer(source, target, shape, 4)
         chunks = staging_of(plan)
         held = {d: s.copy() for d, s in shards(source, whole).items()}
-        found = {d: np.full_like(s, -1) for d, s in shards(target, whole).items()}
+        assembled = {d: np.full_like(s, -1) for d, s in shards(target, whole).items()}
         boxes = list(chunks.boxes())
         largest = max(math.prod(chunks.shape_of(box)) for box in boxes)
         assert math.prod(chunks.shape_of(boxes[0])) == largest
@@ -39,11 +39,11 @@ def test_chunk_by_chunk_the_shards_become_what_they_shall(mesh, shape, most, mon
             for device, region in shards(source, numbered(part)).items():
                 chunk.flat[region] = tiles[device].reshape(region.shape)
             for device, region in shards(target, chunk).items():
-                there = chunks.view(found[device], target, box)
+                there = chunks.view(assembled[device], target, box)
                 assert (there == -1).all()
                 there[...] = region.reshape(there.shape)
         for device, wanted in shards(target, whole).items():
-            np.testing.assert_array_equal(found[device], wanted)
+            np.testing.assert_array_equal(assembled[device], wanted)
         least = max(math.prod(chunks.tiles) // _shards(end) for end in (source, target)) * 4
         assert all(_bytes(end, chunks, boxes[0]) <= max(most, least) for end in (source, target))
 

@@ -29,14 +29,14 @@ def test_the_flows_of_a_step_are_what_its_devices_receive(there):
     pairs = [(a, b) for a in all_layouts(CUBE, 2) for b in all_layouts(there, 2)]
     for source, target in random.Random(2).sample(pairs, 40):
         plan = plan_transfer(source, target, (16, 16), 4)
-        found = traffic_of(plan)
-        assert found.classes == ("same host", "other host")
-        for step, flow in zip(plan.steps, found.flows, strict=True):
+        traffic = traffic_of(plan)
+        assert traffic.classes == ("same host", "other host")
+        for step, flow in zip(plan.steps, traffic.flows, strict=True):
             assert sum(flow.num_bytes) == received_bytes(step, (16, 16), 4).sum()
             assert flow.title == str(step)
-        assert found.num_bytes["other host"] >= plan.bounds.total_host_bytes
+        assert traffic.num_bytes["other host"] >= plan.bounds.total_host_bytes
         if plan.received_bytes == 0:
-            assert set(found.num_bytes.values()) <= {0}
+            assert set(traffic.num_bytes.values()) <= {0}
 
 
 def test_single_sends_by_host():
@@ -46,9 +46,11 @@ def test_single_sends_by_host():
     for send in (send for sends in plan.sends.rounds for send in sends):
         near = HOSTS[send.sender] == HOSTS[send.receiver]
         wanted["same host" if near else "other host"] += send.num_bytes
-    found = traffic_of(plan)
-    assert found.num_bytes == wanted
-    assert [flow.title for flow in found.flows] == [f"round {n}" for n in range(len(found.flows))]
+    traffic = traffic_of(plan)
+    assert traffic.num_bytes == wanted
+    assert [flow.title for flow in traffic.flows] == [
+        f"round {n}" for n in range(len(traffic.flows))
+    ]
     assert sum(wanted.values()) == plan.sends.total_bytes > 0
 
 
@@ -62,15 +64,15 @@ def test_all_gather_counted_by_hand():
 def test_slices_and_switches_are_classes_of_their_own():
     eight = Mesh({"x": 8})
     plan = plan_transfer(Layout(eight, "x"), Layout(eight, None), (8,), 4)
-    found = traffic_of(plan, parse("v5e:2x2 x 2 slices"))
-    assert found.classes == ("same host", "other host", "other slice")
-    assert found.num_bytes == {"same host": 96, "other host": 0, "other slice": 128}
-    assert str(found).endswith("same host 96 B, other slice 128 B")
+    traffic = traffic_of(plan, parse("v5e:2x2 x 2 slices"))
+    assert traffic.classes == ("same host", "other host", "other slice")
+    assert traffic.num_bytes == {"same host": 96, "other host": 0, "other slice": 128}
+    assert str(traffic).endswith("same host 96 B, other slice 128 B")
     with pytest.raises(UsageError, match="lacks: 4, 5, 6, 7"):
         traffic_of(plan, parse("v5e:2x2"))
 
 
-def test_where_nothing_is_sent():
+def test_traffic_is_zero_if_nothing_is_sent():
     plan = plan_transfer(Layout(CUBE, None), Layout(CUBE, "a"), (8,), 4)
     assert traffic_of(plan).num_bytes == {"same host": 0, "other host": 0}
     assert "nothing is sent" in str(traffic_of(plan))

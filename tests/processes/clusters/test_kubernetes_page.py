@@ -72,7 +72,7 @@ def test_the_manifest_says_one_number():
 
 
 @pytest.mark.pages
-def test_it_runs_and_drained_pods_end_with_the_code_of_the_rule_and_go_on(start_pods):
+def test_kubernetes_page_runs_and_drained_pods_exit_75_and_resume(start_pods):
     pods = start_pods(STEPS=str(STEPS_WITH_NOTICE))
     pods[0].until("from step 0")
     os.kill(pods[2].popen.pid, signal.SIGTERM)  # as the kubelet: to the first process of one pod

@@ -59,7 +59,7 @@ def test_a_job_that_fails_is_not_started_again(folder, mpi, codes):
 
 
 @pytest.mark.parametrize("mpi", [pytest.param(open_mpi, marks=pytest.mark.pages), mpich])
-def test_it_runs_and_starts_again_after_75(folder, mpi):
+def test_mpi_page_runs_and_restarts_after_code_75(folder, mpi):
     command, name = mpi(folder)
     job = folder.start(*command, STEPS=str(STEPS_WITH_NOTICE))
     job.until("from step 0")

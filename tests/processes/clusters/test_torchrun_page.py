@@ -65,7 +65,7 @@ def start(folder, request):
 
 
 @pytest.mark.pages
-def test_it_runs_and_starts_again_after_75(start):
+def test_torchrun_page_runs_and_restarts_after_code_75(start):
     job = start(STEPS=str(STEPS_WITH_NOTICE))
     job.until("from step 0")
     os.kill(job.pids("--rdzv-id train")[0], signal.SIGTERM)

@@ -32,7 +32,7 @@ sys.exit(max([row.wait() for row in rows]))
 
 
 @pytest.mark.pages
-def test_it_runs_and_starts_again_after_75(folder):
+def test_tpu_page_runs_and_restarts_after_code_75(folder):
     """One test, because JAX's port for TPU hosts is one for all."""
     folder.stand_in_python("gcloud", GCLOUD)
     folder.add("tpu.md", "start.sh")

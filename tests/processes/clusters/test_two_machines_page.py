@@ -45,7 +45,7 @@ def start(folder, machines):
     return run
 
 
-def test_it_ends_if_the_other_machine_is_missing(start):
+def test_job_ends_if_the_other_machine_is_missing(start):
     first, second = start(SHOAL_INITIALIZE_TIMEOUT_S="6", SHOAL_WARN_AFTER_S="1")
     os.killpg(second.popen.pid, signal.SIGKILL)
     assert first.code() == 74, first.said
@@ -64,7 +64,7 @@ def program(mark, index):
 
 
 @pytest.mark.pages
-def test_it_runs_and_starts_again_after_75(start, machines):
+def test_two_machines_page_runs_and_restarts_after_code_75(start, machines):
     both = start(STEPS=str(STEPS_WITH_NOTICE))
     both[0].until("from step 0")
     os.kill(program(machines.mark, 1), signal.SIGTERM)

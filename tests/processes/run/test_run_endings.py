@@ -112,7 +112,7 @@ def test_services_that_do_not_end_do_not_hold_up_the_end(launch):
     assert launch.leaves_nobody()
 
 
-def test_a_frozen_service_of_jax_ends_the_job_though_nobody_meets(launch):
+def test_frozen_jax_service_ends_the_job_even_without_synchronization(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1"}
     launch.start("-n", "2", script=HEAD + "print('ready'); time.sleep(600)")
     launch.await_words("ready", 2)
@@ -124,15 +124,15 @@ def test_a_frozen_service_of_jax_ends_the_job_though_nobody_meets(launch):
     assert launch.leaves_nobody()
 
 
-def test_a_stopped_keeper_is_named_and_goes_on(launch):
+def test_stopped_supervisor_is_reported_and_continues(launch):
     launch.start("-n", "2", script=HEAD + "print('ready'); await_go()")
     launch.await_words("ready", 2)
-    (keeper,) = launch.pids("shoal-supervise")
-    os.kill(keeper, signal.SIGSTOP)
+    (supervisor,) = launch.pids("shoal-supervise")
+    os.kill(supervisor, signal.SIGSTOP)
     line = launch.popen.stderr.readline()
     assert line.startswith(
-        f"shoal run: the supervisor of the job (pid {keeper}) is stopped by a signal"
+        f"shoal run: the supervisor of the job (pid {supervisor}) is stopped by a signal"
     )
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     (launch.folder / "go").touch()
     assert launch.finish().code == 0

@@ -31,7 +31,7 @@ def test_exit_codes_are_seen_if_sigchld_was_ignored_or_blocked(launch, amiss):
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
     reason="only root may make a pid namespace, with util-linux's unshare",
 )
-def test_a_proc_of_another_pid_namespace_is_not_believed(launch):
+def test_proc_of_another_pid_namespace_is_not_used(launch):
     """Under the pids of this job it shows other processes, or none."""
     launch.start(
         *("-n", "2"),

@@ -82,7 +82,7 @@ def test_processes_that_came_after_a_difference_was_found_are_in_the_comparison(
 
 
 @pytest.mark.usefixtures("forks")
-def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
+def test_frozen_process_is_named_and_not_the_processes_that_lost_it(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.3"}
     finished = launch.run(
         *("-n", "3", "--devices", "1"),
@@ -142,7 +142,7 @@ def test_a_signal_is_named_and_gives_128_more(launch, number):
     assert ("\n    if me == 1: os.kill(" in finished.err) == (number == signal.SIGSEGV)
 
 
-def test_who_fails_of_anothers_failure_is_not_blamed(launch):
+def test_failure_that_follows_another_is_not_the_verdict(launch):
     """Process 1 raises; process 0 learns of it and is gone first, with code 72."""
     finished = launch.run(
         *("-n", "2"),
@@ -161,7 +161,7 @@ def test_who_fails_of_anothers_failure_is_not_blamed(launch):
 
 
 @pytest.mark.usefixtures("forks")
-def test_who_failed_first_is_blamed_though_it_comes_to_its_end_last(launch):
+def test_first_failure_is_the_verdict_even_if_its_process_exits_last(launch):
     """Process 1 ends with 3 once process 0, which learned of it and ended with 9, is reaped."""
     launch.env["SHOAL_FAILURE_GRACE_S"] = "60"
     finished = launch.run(
@@ -198,7 +198,7 @@ ENDS = {  # what process 1 does while the others wait; the code of the job, and 
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("ends", ENDS)
-def test_who_ends_while_others_wait_is_the_first_whatever_those_make_of_it(launch, ends):
+def test_exit_while_others_wait_is_the_first_failure_whatever_the_others_raise(launch, ends):
     """Process 2 once logged an exception, and ends with a code of its own; 0 raises another."""
     launch.env["SHOAL_FAILURE_GRACE_S"] = "1"
     code, way, words = ENDS[ends]
@@ -243,13 +243,13 @@ def test_an_error_of_jaxs_runtime_that_came_first_is_its_own(launch, words):
 
 
 @pytest.mark.usefixtures("forks")
-def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
+def test_killed_host_agent_is_the_verdict_and_not_a_process(launch):
     launch.start(
         *("-n", "2", "--devices", "1"),
         script=WAIT + "import shoal; shoal.initialize(); print('ready'); time.sleep(600)\n",
     )
     launch.await_words("ready", 2)
-    (pid,) = launch.pids("shoal.runtime.jax_service.keeper")
+    (pid,) = launch.pids("shoal.runtime.jax_service.host_agent")
     os.kill(pid, signal.SIGKILL)
     finished = launch.finish()
     assert finished.code == 71
@@ -295,7 +295,7 @@ def test_the_exit_of_a_runner_is_shown_with_its_own_frames_alone(launch):
         ),
     ],
 )
-def test_it_says_why_a_program_ended_before_it_could_do_anything(launch, script, end):
+def test_program_that_fails_at_its_start_is_reported_with_the_reason(launch, script, end):
     assert f" s: process 0 {end}" in launch.run(script=script).err
 
 
@@ -315,7 +315,7 @@ def test_a_process_that_raised_and_cannot_end_is_ended_and_blamed(launch):
     assert "  Did not end by itself: shoal run sent SIGTERM." in finished.err
 
 
-def test_who_does_not_end_on_sigterm_is_killed_after_the_grace(launch):
+def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(launch):
     launch.env["SHOAL_GRACE_S"] = "0.3"
     finished = launch.run(
         *("-n", "2"),
@@ -337,7 +337,7 @@ def test_who_does_not_end_on_sigterm_is_killed_after_the_grace(launch):
 def test_a_service_that_dies_is_reported_and_ends_the_job(launch):
     launch.start("-n", "2", script=WAIT + "print('ready'); time.sleep(600)")
     launch.await_words("ready", 2)
-    (pid,) = launch.pids("shoal.runtime.server.meeting_place")
+    (pid,) = launch.pids("shoal.runtime.server.coordinator")
     os.kill(pid, signal.SIGKILL)
     finished = launch.finish()
     assert finished.code == 71

@@ -302,7 +302,7 @@ def test_a_frozen_coordinator_is_what_was_lost(launch):
     wait = "print('ready', flush=True)\nwhile True: shoal.barrier('b')\n"
     launch.start("-n", "2", script=START + wait)
     launch.await_words("ready", 2)
-    (service,) = launch.pids("shoal.runtime.server.meeting_place")
+    (service,) = launch.pids("shoal.runtime.server.coordinator")
     os.kill(service, signal.SIGSTOP)
     finished = launch.finish()
     assert finished.code == 71, finished.err

@@ -92,7 +92,7 @@ def test_without_hooks_the_others_learn_of_the_end_and_the_report_comes(launch, 
 @pytest.mark.usefixtures("forks")
 def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
     """Process 1 is lost while process 0 computes: only the job's launcher ends that."""
-    launch.env |= {"SHOAL_FAILURE_GRACE_S": "60", "SHOAL_ABORT_AFTER_S": "0.5"}
+    launch.env |= {"SHOAL_FAILURE_GRACE_S": "60", "SHOAL_HANG_TIMEOUT_S": "0.5"}
     script = WAIT + (
         "import logging, pathlib, shoal\n"
         "hung = pathlib.Path('hung')\n"
@@ -114,7 +114,7 @@ def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_without_hooks_a_stall_is_said_and_raised_and_ends_nothing(launch, processes):
+def test_stall_without_hooks_is_logged_and_raised_but_ends_no_process(launch, processes):
     launch.env["SHOAL_STALLED_AFTER_S"] = "0.5"
     script = """
     import logging, pathlib, threading, shoal
@@ -252,7 +252,7 @@ def test_ps_shows_the_job_and_the_part_of_each_process_of_shoal(launch):
     assert supervisor[:2] == ["shoal-supervise", f"--job=shoal-run-{launch.popen.pid}"]
     assert not any(supervisor[2:])
     assert launch.pids(" run ") == [launch.popen.pid]
-    assert {*parts} == {"shoal-meeting", "shoal-jax", "shoal-keeper"}
+    assert {*parts} == {"shoal-coord", "shoal-jax", "shoal-agent"}
     for words in parts.values():
         assert words[:3] == [sys.executable, "-P", "-m"]
         assert not {"a secret of this job", "of-user", "script.py"} & {*words}
@@ -268,7 +268,7 @@ def test_ps_shows_the_address_of_a_job_without_a_launcher(job):
     for process in job.processes:
         process.until_said("ready")
     parts = parts_of(job.address)
-    assert {*parts} == {"shoal-services", "shoal-meeting", "shoal-keeper"}
+    assert {*parts} == {"shoal-services", "shoal-coord", "shoal-agent"}
     assert not any("a secret of this job" in words for words in parts.values())
     assert {words[0] for words in parts.values()} == {sys.executable}
     for process in job.processes:

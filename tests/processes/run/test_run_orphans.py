@@ -33,13 +33,16 @@ FAMILY = """
     print("ready")
     time.sleep(float(sys.argv[1]))
 """
-# launcher, keeper, two services, and two processes with a helper and a daemon each
+# launcher, supervisor, two services, and two processes with a helper and a daemon each
 EVERYBODY = 10
-KILLS = {"keeper": signal.SIGKILL, "keeper by number": 40}  # Python has no name for the second
+KILLS = {
+    "supervisor": signal.SIGKILL,
+    "supervisor by number": 40,
+}  # Python has no name for the second
 
 
-@pytest.mark.parametrize("victim", ["launcher", "its group", "keeper", "keeper by number"])
-def test_sigkill_of_the_launcher_leaves_nobody(launch, victim):
+@pytest.mark.parametrize("victim", ["launcher", "its group", "supervisor", "supervisor by number"])
+def test_sigkill_of_the_launcher_leaves_no_process(launch, victim):
     launch.start("-n", "2", script=FAMILY, arguments=("600",), start_new_session=True)
     launch.await_words("ready", 2)
     assert len(launch.pids()) == EVERYBODY
@@ -48,14 +51,14 @@ def test_sigkill_of_the_launcher_leaves_nobody(launch, victim):
     elif victim == "its group":
         os.killpg(launch.popen.pid, signal.SIGKILL)
     else:
-        (keeper,) = launch.pids("shoal-supervise")
-        os.kill(keeper, KILLS[victim])
+        (supervisor,) = launch.pids("shoal-supervise")
+        os.kill(supervisor, KILLS[victim])
     assert launch.leaves_nobody()
     code = launch.popen.wait(timeout=60)
     assert code == (128 + KILLS[victim] if victim in KILLS else -signal.SIGKILL)
 
 
-def test_sigkill_before_the_services_listen_leaves_nobody(launch):
+def test_sigkill_before_the_services_listen_leaves_no_process(launch):
     launch.start("-n", "2", script=FAMILY, arguments=("600",))
     while not launch.pids("shoal.runtime"):
         assert launch.popen.poll() is None
@@ -83,8 +86,8 @@ def test_older_children_of_the_launching_shell_are_spared(launch, alive):
     )  # fmt: skip
     launch.await_words("ready", 1)
     old = int((launch.folder / "old.txt").read_text())
-    (keeper,) = launch.pids("shoal-supervise")
-    os.kill(keeper, signal.SIGKILL)
+    (supervisor,) = launch.pids("shoal-supervise")
+    os.kill(supervisor, signal.SIGKILL)
     assert launch.popen.wait(timeout=60) == 128 + signal.SIGKILL
     assert alive(old)
     os.kill(old, signal.SIGKILL)
@@ -92,7 +95,7 @@ def test_older_children_of_the_launching_shell_are_spared(launch, alive):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_keeper_of_the_host_does_not_outlive_the_launcher(launch, number):
+def test_host_agent_does_not_outlive_the_launcher(launch, number):
     launch.start(
         *("-n", "2"),
         script="""
@@ -103,7 +106,7 @@ def test_the_keeper_of_the_host_does_not_outlive_the_launcher(launch, number):
         """,
     )
     launch.await_words("ready", 2)
-    assert len(launch.pids("shoal.runtime.jax_service.keeper")) == 1
+    assert len(launch.pids("shoal.runtime.jax_service.host_agent")) == 1
     launch.popen.send_signal(number)
     assert launch.leaves_nobody()
     finished = launch.finish()

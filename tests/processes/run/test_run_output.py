@@ -56,7 +56,7 @@ def test_lines_stand_alone_on_request(launch):
     assert launch.run(script="print('alone')").err == ""
 
 
-def test_that_no_process_has_joined_is_said_while_they_run(launch):
+def test_missing_joins_are_printed_while_the_processes_run(launch):
     script = """
         import pathlib, time
         import jax.numpy as jnp
@@ -115,7 +115,7 @@ def test_temporary_logs_go_when_all_is_well_and_stay_when_it_is_not(launch):
     assert {path.name for path in kept.iterdir()} >= {"p0000.log", "p0001.log"}
 
 
-def test_processes_are_told_who_they_are_in_three_languages(launch):
+def test_processes_get_the_variables_of_shoal_jax_and_torchrun(launch):
     stale = {"JAX_COORDINATOR_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     launch.env |= stale | {"RANK": "7", "MINE": "kept"}
     finished = launch.run(
@@ -153,7 +153,7 @@ def test_one_process_reads_our_input_and_several_read_none(launch):
     assert launch.finish().lines == ["p0| ''", "p1| ''"]
 
 
-def test_when_nobody_reads_any_more_the_job_ends(launch):
+def test_job_ends_when_its_output_has_no_reader(launch):
     launch.start("-n", "2", script="while True: print('x' * 70)")
     launch.popen.stdout.readline()
     launch.popen.stdout.close()
@@ -238,7 +238,7 @@ def test_options_after_the_script_are_the_scripts(launch, script, arguments, wor
         assert shown_to_a_person(launch, "--quiet", script=script, arguments=arguments) == []
 
 
-def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
+def test_job_json_is_next_to_the_logs_while_the_job_runs(launch):
     finished = launch.run(
         *("-n", "2", "--log-dir", "logs"),
         script="""

@@ -104,7 +104,7 @@ def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
     ends = """
     shoal.preemption.mark_saved(train(be_noticed))
     if here != 1:
-        me = shoal.runtime.process.coordinator()
+        me = shoal.runtime.process.client()
         while (state := me.members(timeout_s=30)[1].state) == "here":
             pass
         with shoal.step(99):  # raises if somebody has failed
@@ -118,11 +118,11 @@ def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
     assert SAVED.fullmatch(finished.verdict)
 
 
-def test_after_a_failure_sigterm_ends_who_watches_for_it(launch):
+def test_sigterm_after_a_failure_ends_processes_that_watch_for_notices(launch):
     """It is no notice: nobody who hangs is left to SIGKILL."""
     launch.env |= {
         "SHOAL_GRACE_S": "500",
-        "SHOAL_ABORT_AFTER_S": "inf",
+        "SHOAL_HANG_TIMEOUT_S": "inf",
         "SHOAL_FAILURE_GRACE_S": "2",
     }
     hangs = "shoal.preempted(0); shoal.barrier('watched')\n"
@@ -144,7 +144,7 @@ import shoal.checkpoint.saving.background
 def be_taken_away():
     "Get a real notice, and know of it before going on: the watcher passes it on in its own time."
     os.kill(os.getpid(), signal.SIGTERM)
-    stop = shoal.runtime.process.coordinator().stop
+    stop = shoal.runtime.process.client().stop
     while not stop.known:
         stop.wait(0, 60.0)
 

@@ -264,7 +264,7 @@ def test_the_kill_of_a_service_is_no_crash_loop_but_its_fault_is(launch, service
     assert (finished.code, finished.out.count("ran")) == (code, attempts), finished.err
 
 
-AFTERMATH = """
+FAILURE_GRACE = """
 import shoal
 shoal.initialize(virtual_devices=1)
 if attempt == 2: sys.exit(0)
@@ -278,7 +278,7 @@ if shoal.process_index() == 1: raise ValueError(attempt)
 def test_survivors_have_little_time_if_another_attempt_follows(launch):
     """They would write a line after 2 s; only the last attempt waits that long."""
     del launch.env["SHOAL_FAILURE_GRACE_S"]
-    script = HEAD + AFTERMATH.format(survives="time.sleep(2); say('late', attempt)")
+    script = HEAD + FAILURE_GRACE.format(survives="time.sleep(2); say('late', attempt)")
     script = script.replace("raise ValueError(attempt)", "os._exit(4)")
     finished = launch.run("-n", "2", "--max-restarts", "1", "--no-prefix", script=script)
     assert finished.code == 4
@@ -295,7 +295,7 @@ def test_a_survivor_that_saves_is_spared(launch):
     say("saved", attempt)
     time.sleep(600)
     """
-    script = HEAD + AFTERMATH.format(survives=textwrap.dedent(survives))
+    script = HEAD + FAILURE_GRACE.format(survives=textwrap.dedent(survives))
     begun = "while not glob.glob(f'saved{attempt}/data-*'): time.sleep(0.01)"
     once_it_saves = f"if shoal.process_index():\n    import glob\n    {begun}\n    raise ValueError"
     script = script.replace("if shoal.process_index() == 1: raise ValueError", once_it_saves)
@@ -451,11 +451,11 @@ def test_a_launcher_of_another_job_does_not_end_one_between_two_attempts(launche
     assert launchers.leaves_nobody()
 
 
-# Python imports it first: it ends or stops the meeting place of the second attempt, which has not
+# Python imports it first: it ends or stops the coordinator of the second attempt, which has not
 # begun to listen. If it ends while it waits for the end of the first one, another one is started.
 MEDDLER = """
 import os, signal, sys
-if "shoal.runtime.server.meeting_place" in sys.orig_argv:
+if "shoal.runtime.server.coordinator" in sys.orig_argv:
     with open("begun", "a") as file: file.write("x")
     if os.path.getsize("begun") in {begun}: os.kill(os.getpid(), signal.{number})
 """

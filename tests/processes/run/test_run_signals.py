@@ -43,7 +43,7 @@ def test_sigterm_lets_processes_save_and_end(launch):
     assert launch.leaves_nobody()
 
 
-def test_sigterm_ends_who_does_not_care_even_if_stopped(launch):
+def test_sigterm_ends_processes_without_a_handler_even_if_stopped(launch):
     stop = "print('ready'); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
     launch.start("-n", "2", script=HEAD + f"if me == '1': {stop}\nelse: {SLEEP}")
     launch.await_words("ready", 2)
@@ -66,7 +66,7 @@ def test_sigint_interrupts_grandchildren_too(launch):
     assert launch.leaves_nobody()
 
 
-def test_what_an_interrupt_ended_is_said_with_its_step(launch):
+def test_interrupt_report_has_the_step(launch):
     script = HEAD + f"import shoal; shoal.initialize()\nwith shoal.step(61):\n    {SLEEP}"
     launch.start("-n", "2", "--log-dir", "logs", script=script)
     launch.await_words("ready", 2)
@@ -85,7 +85,7 @@ def test_what_an_interrupt_ended_is_said_with_its_step(launch):
     assert (facts["signal"], facts["step"]) == ("SIGINT", 61)
 
 
-def test_who_had_to_be_killed_is_said(launch):
+def test_process_that_had_to_be_killed_is_reported(launch):
     launch.env["SHOAL_GRACE_S"] = "0.2"
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     launch.start("-n", "2", script=HEAD + f"if me == '1': {deaf}" + SLEEP)
@@ -136,7 +136,7 @@ def test_a_launch_that_nohup_started_survives_the_terminal(launch):
     assert launch.finish().code == 0
 
 
-def test_a_script_that_starts_it_with_an_ampersand_is_told_that_sigint_does_nothing(launch):
+def test_background_start_in_a_script_prints_that_sigint_is_ignored(launch):
     """Its shell lets such programs ignore SIGINT, so that Ctrl-C ends the script alone."""
     run = f"{shlex.quote(sys.executable)} -m shoal run -n 2 script.py"
     steps = "pid=$!; read go; kill -INT $pid; kill -USR1 $pid; read go; kill $pid; wait $pid"

@@ -84,7 +84,7 @@ def test_a_program_without_steps_is_ended_too(launch, how):
     assert line_of(script, "waits") in finished.err
 
 
-def test_who_left_while_others_wait_is_named(launch):
+def test_process_that_left_while_others_wait_is_named(launch):
     script = HEAD + "if here == 1: sys.exit()  # here\nnormed(x).block_until_ready()\n"
     finished = launch.run("-n", "2", "--stalled-after", "3s", script=script)
     assert finished.code == 77, finished.err
@@ -113,7 +113,7 @@ def test_without_a_limit_a_job_that_waits_in_jit_for_a_process_that_left_is_ende
     launch, step, wait
 ):
     script = SEVERAL + LEFT.format(step=step, wait=wait) + "x.block_until_ready()\n"
-    launch.env["SHOAL_ABORT_AFTER_S"] = "3"
+    launch.env["SHOAL_HANG_TIMEOUT_S"] = "3"
     finished = launch.run("-n", "2", script=script)
     assert finished.code == 77, finished.err
     headline, left, other, *_ = finished.err[finished.err.index("shoal run: failed") :].splitlines()
@@ -124,7 +124,7 @@ def test_without_a_limit_a_job_that_waits_in_jit_for_a_process_that_left_is_ende
 
 
 @pytest.mark.parametrize("result", ["normed(x)", "kept = normed(x)"], ids=["dropped", "kept"])
-def test_one_whose_last_results_need_a_process_that_left_ends_as_it_would(launch, result):
+def test_process_whose_results_need_one_that_left_exits_normally(launch, result):
     script = SEVERAL + (
         "normed(x).block_until_ready()\n"
         "shoal.barrier('all have computed')\n"
@@ -136,7 +136,7 @@ def test_one_whose_last_results_need_a_process_that_left_ends_as_it_would(launch
     assert (finished.code, finished.lines.count("done")) == (0, 2), finished.err
 
 
-def test_what_goes_on_after_others_have_left_is_not_ended(launch):
+def test_process_that_works_on_after_the_others_left_is_not_ended(launch):
     """Not in JAX: native code, a child process, a loop; or its devices have computed all."""
     script = HEAD + (
         "x = normed(x).block_until_ready()\n"
@@ -149,13 +149,13 @@ def test_what_goes_on_after_others_have_left_is_not_ended(launch):
         "for _ in range(100): y.is_ready(); time.sleep(0.05)\n"
         "print('done')\n"
     )
-    launch.env["SHOAL_ABORT_AFTER_S"] = "2"
+    launch.env["SHOAL_HANG_TIMEOUT_S"] = "2"
     finished = launch.run("-n", "2", "--no-prefix", script=script)
     assert (finished.code, finished.lines) == (0, ["done"]), finished.err
 
 
 @pytest.mark.parametrize("count", ["1", "2"])
-def test_who_waits_in_shoal_or_begins_a_step_gets_an_error(launch, count):
+def test_stall_raises_in_a_shoal_wait_and_at_the_start_of_a_step(launch, count):
     """Process 0 of two is in a wait; alone it goes on after the limit of its step."""
     script = HEAD + (
         "try:\n"
@@ -223,7 +223,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("waits", WAITS)
-def test_who_waits_for_whom_is_said(launch, waits):
+def test_stall_verdict_names_which_process_waits_for_which(launch, waits):
     program, words = WAITS[waits]
     script = HEAD + program
     finished = launch.run("-n", "3", "--stalled-after", "4s", "--log-dir", "logs", script=script)
@@ -291,7 +291,7 @@ def test_a_process_that_is_lost_in_native_code_is_named_with_its_line(launch):
     """Without a limit: the loss ends the job."""
     script = HEAD + STUCK.format(hang=HANGS["native"])
     launch.env |= {"SHOAL_SILENT_LOST_AFTER_S": "4", "SHOAL_LOST_AFTER_S": "1"}
-    launch.env["SHOAL_ABORT_AFTER_S"] = "1"
+    launch.env["SHOAL_HANG_TIMEOUT_S"] = "1"
     finished = launch.run("-n", "2", script=script)
     assert finished.code == 71, finished.err
     native = "in native code that holds the interpreter lock, called at"

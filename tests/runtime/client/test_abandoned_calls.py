@@ -47,7 +47,7 @@ class Table:
         return process, self.tickets
 
     def abandon(self, process, name="x", group=None, *, arrivals=None, unseen=0, survivors=False):
-        """`unseen`: arrivals that it sent and that the meeting place has not got."""
+        """`unseen`: arrivals that it sent and that the coordinator has not got."""
         self.numbers[process] = self.numbers.get(process, 0) + 1
         self.sent[process] = self.sent.get(process, 0) + unseen
         arrivals = self.stages.get(process, 0) if arrivals is None else arrivals
@@ -81,7 +81,7 @@ def test_a_call_that_a_process_never_came_to_fails_for_all(late):
     assert table.is_empty()
 
 
-def test_a_process_that_leaves_while_it_waits_has_come():
+def test_process_that_leaves_while_it_waits_has_arrived():
     table = Table(3)
     keys = [table.arrive(0, "a"), table.arrive(2, "a")]
     table.abandon(2, "a")
@@ -149,7 +149,7 @@ def test_an_arrival_that_never_came_is_no_part_of_the_call():
     table.all_meet((0, 1), "c")
 
 
-def test_what_is_said_twice_counts_once():
+def test_repeated_abandon_counts_once():
     table = Table(2)
     left = table.abandon(1, "a", arrivals=0)
     table.take(table.meeting.abandon(table.now, 1, left))
@@ -169,7 +169,7 @@ def test_all_that_leave_are_in_step():
     assert table.is_empty()
 
 
-def test_who_begins_another_call_has_left_the_one_in_which_the_others_wait():
+def test_starting_another_call_abandons_the_one_in_which_others_wait():
     table = Table(3)
     table.all_meet((0, 1, 2), "a")
     waiting = table.arrive(0, "a", stage=1)
@@ -194,7 +194,7 @@ def test_a_failure_of_the_next_call_is_not_that_of_a_later_point_of_this_one():
     table.all_meet((0, 1, 2), "c")
 
 
-def test_who_left_two_calls_is_waited_for_in_neither():
+def test_process_that_abandoned_two_calls_is_waited_for_in_neither():
     table = Table(2)
     table.all_meet((0, 1), "a")
     table.abandon(1, "a")
@@ -250,7 +250,7 @@ def test_groups_that_differ_leave_all_in_step(order):
     assert table.is_empty()
 
 
-def test_who_is_late_to_groups_that_differ_hears_it_once():
+def test_late_arrival_at_differing_groups_diverges_once():
     table = Table(4)
     table.arrive(0, "a", (0, 1, 3))
     table.arrive(1, "a")
@@ -261,7 +261,7 @@ def test_who_is_late_to_groups_that_differ_hears_it_once():
     assert table.is_empty()
 
 
-def test_who_leaves_because_of_a_loss_has_only_heard_of_it_first():
+def test_abandon_caused_by_a_loss_is_answered_as_the_loss():
     table = Table(3)
     table.all_meet((0, 1), "a", group=(0, 1))
     table.take(table.meeting.lose_service(table.now, "JAX's service", "killed"))

@@ -1,4 +1,4 @@
-"""What those that found a difference leave for those that arrive later, over each coordinator."""
+"""The explanation of a difference, left for processes that arrive later, by each job client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shoal.runtime.client.trail_search import fetch, key_of, publish
+from shoal.runtime.client.record_search import fetch, key_of, publish
 from shoal.runtime.rules.point import Point
 
 POINT, LONG_S = Point("go"), 30.0
@@ -15,15 +15,15 @@ POINT, LONG_S = Point("go"), 30.0
 
 def test_a_process_that_fetches_too_early_waits_for_it(make_job):
     job = make_job(3)
-    first, _, late = job.coordinators
+    first, _, late = job.clients
     threading.Timer(0.05, publish, (first, "key", POINT, (0, 1), {"0": "a\nü"})).start()
     assert fetch(late, "key", (0, 1), LONG_S) == {"0": "a\nü"}
     assert fetch(late, "key", (0, 1), LONG_S) == {"0": "a\nü"}, "and any number of times"
 
 
-def test_what_is_not_found_or_not_told_in_time_is_none(make_job):
+def test_explanation_that_is_missing_malformed_or_late_is_none(make_job):
     job = make_job(3)
-    first, second, late = job.coordinators
+    first, second, late = job.clients
     publish(first, "nothing", POINT, (0, 1), None)
     first.explain("broken", "{")
     assert fetch(late, "nothing", (0, 1), LONG_S) is None
@@ -37,9 +37,9 @@ def test_what_is_not_found_or_not_told_in_time_is_none(make_job):
     assert time.monotonic() - began < LONG_S / 2
 
 
-def test_who_is_gone_tells_nothing_more(make_job):
+def test_failed_process_publishes_no_further_explanations(make_job):
     job = make_job(3)
-    first, _, late = job.coordinators
+    first, _, late = job.clients
     publish(first, "before", POINT, (0, 1), 1)
     assert fetch(late, "before", (0, 1), LONG_S) == 1
     first.report("failed", "ValueError: no data")
@@ -47,14 +47,14 @@ def test_who_is_gone_tells_nothing_more(make_job):
     assert fetch(late, "before", (0, 1), LONG_S) == 1
 
 
-def test_a_few_short_ones_are_kept(make_job):
+def test_a_few_short_explanations_are_kept(make_job):
     job = make_job(2)
-    first, late = job.coordinators
+    first, late = job.clients
     first.explain("long", "1" * 100_000)
-    for number in range(8):
+    for index in range(8):
         assert fetch(late, "long", (0,), LONG_S) is None
-        first.explain(f"{number}", f"{number}")
-    assert [fetch(late, f"{number}", (0,), LONG_S) for number in range(8)] == [*range(8)]
+        first.explain(f"{index}", f"{index}")
+    assert [fetch(late, f"{index}", (0,), LONG_S) for index in range(8)] == [*range(8)]
     assert fetch(late, "long", (0,), 0.05) is None
 
 

@@ -15,7 +15,7 @@ POINT = Point("x", site="train.py:1 (main)")
 
 
 class Told(list):
-    """What the meeting place was told; so many interrupts come first."""
+    """What the coordinator received; this many interrupts come first."""
 
     interrupts = 0
 

@@ -62,7 +62,7 @@ class History:
                 assert process in answer.facts["alive"]
 
     def arrive(self, process, point, timeout_s=10.0):
-        waiting = any(p == process and at.lane == point.lane for p, at in self.waits.values())
+        waiting = any(p == process and place.lane == point.lane for p, place in self.waits.values())
         if waiting or process in self.gone or process not in (point.group or PROCESSES):
             return None
         self.tickets += 1
@@ -104,7 +104,7 @@ class History:
 
 
 @given(st.lists(ACTIONS, max_size=40), st.sampled_from([0.0, 0.5]))
-def test_after_any_history_those_who_are_left_agree_and_go_on(actions, grace_s):
+def test_survivors_agree_and_continue_after_any_history(actions, grace_s):
     history = History(grace_s)
     for verb, *values in actions:
         getattr(history, verb)(*values)

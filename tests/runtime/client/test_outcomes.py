@@ -27,8 +27,8 @@ POINT = Point("epoch", site="train.py:31 (main)")
 
 def test_a_deadline_spells_out_a_few_and_counts_the_rest():
     missing = list(range(4, 100))
-    words = [(p, f"step {p}, 1.0 s ago") for p in missing[:64]]
-    error = error_of(TooLate(StillMissing(missing, words), 3, 10.0), ME, POINT, 10.04)
+    last_words = [(p, f"step {p}, 1.0 s ago") for p in missing[:64]]
+    error = error_of(TooLate(StillMissing(missing, last_words), 3, 10.0), ME, POINT, 10.04)
     assert type(error) is DeadlineError
     lines = str(error).splitlines()
     assert lines[0] == (
@@ -61,7 +61,7 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
     assert pickle.loads(pickle.dumps(error)).stacks == error.stacks
 
 
-def test_who_comes_too_late_is_told_both_points():
+def test_late_arrival_error_names_both_points():
     waiting = StillMissing([3, 5], [(3, "step 7, 1.0 s ago"), (5, "joined, 9.0 s ago")])
     error = error_of(TooLate(waiting, 4, 10.0, "'save' (a.py:1)"), ME, POINT, 0.0)
     assert str(error).splitlines() == [
@@ -146,7 +146,7 @@ TRACE = (
         ("\x1b[2Jx\rprocess 5 raised\n\u2028y", "", "is gone: [2Jx", 4),
     ],
 )
-def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, how, told, lines):
+def test_failure_is_one_sentence_and_foreign_text_adds_no_lines(words, how, told, lines):
     departure = Departure(words, "left" if how == "left" else "failed", how)
     error = error_of(ProcessesGone("failed", [(1, departure)]), ME, POINT, 0.0)
     first, more = str(error), error.details.splitlines()
@@ -201,7 +201,7 @@ def test_a_divergence_shows_what_differs_and_no_more():
     ]
 
 
-def test_a_call_with_a_name_is_told_from_one_without():
+def test_named_call_is_distinguished_from_an_unnamed_one():
     call = "assert_same", "assert_same", "a.py:1 (f)"
     named, unnamed = (Fingerprint(site, "", "int") for site in ("", "a.py:1 (f)"))
     sides = [MeetingSide(*call, [0], named), MeetingSide(*call, [1], unnamed)]
@@ -223,7 +223,7 @@ def cycle(*groups, names=("pair", "pair"), process=0, point=None):
     return error_of(WaitCycle(sides), ThisProcess(process, ["h"] * 3), point, 0.0)
 
 
-def test_one_call_that_was_given_different_groups_is_told_as_such():
+def test_different_groups_of_one_call_are_reported_as_such():
     error = cycle("processes=[0, 1]", "all 3 processes")
     assert str(error).splitlines() == [
         "process 0 of 3 (h): processes gave barrier 'pair' different groups",
@@ -249,7 +249,7 @@ def test_different_calls_that_wait_for_each_other_are_named():
     ]
 
 
-def test_a_barrier_of_other_names_at_one_place_is_told_by_its_names():
+def test_barriers_that_differ_only_in_name_are_shown_by_their_names():
     sides = [MeetingSide(f"epoch {n}", "barrier", "a.py:1 (f)", [n]) for n in (0, 1)]
     point = Point("epoch 1", operation="barrier", site="a.py:1 (f)")
     error = error_of(SidesDiffer(sides), ThisProcess(2, ME.hosts), point, 0.0)

@@ -1,4 +1,4 @@
-"""Both of our coordinators keep the contract that is shipped to those who write their own."""
+"""Both of our job clients keep the contract that is shipped to those who write their own."""
 
 import pytest
 
@@ -10,7 +10,7 @@ class TestOurs(CoordinatorContract):
     def stage(self, make_job):
         def make(processes):
             job = make_job(processes)
-            return KillableJob(job.coordinators, job.kill)
+            return KillableJob(job.clients, job.kill)
 
         return make
 
@@ -23,6 +23,6 @@ def test_a_coordinator_that_breaks_its_word_is_found():
             return {0: b"something else"}
 
     with pytest.raises(AssertionError):
-        CoordinatorContract().test_everybody_gets_everybodys_bytes(
+        CoordinatorContract().test_every_process_gets_all_payloads(
             lambda n: KillableJob([Broken()], None), 1
         )

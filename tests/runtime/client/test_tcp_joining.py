@@ -1,4 +1,4 @@
-"""Joining a real meeting place: whatever is wrong is an InitializeError on all, never a hang."""
+"""Joining a real coordinator: whatever is wrong is an InitializeError on all, never a hang."""
 
 import contextlib
 import os
@@ -19,27 +19,27 @@ from shoal.runtime.wire.frames import address_text, pack_frame, split_address
 
 
 @pytest.fixture
-def come(meeting_places, run_all):
+def come(coordinators, run_all):
     """Return a function that lets processes join at once; closes those that came in."""
     made = []
 
     def come(address, processes, *rows):
-        options = {"num_processes": processes, "token": meeting_places.token, "timeout_s": 10.0}
+        options = {"num_processes": processes, "token": coordinators.token, "timeout_s": 10.0}
         results = run_all(*(lambda r=row: join(address, **{**options, **r}) for row in rows))
         made.extend(result for result in results if not isinstance(result, BaseException))
         return results
 
     yield come
-    for coordinator in made:
-        coordinator.close()
+    for client in made:
+        client.close()
 
 
 def test_all_learn_the_hosts_and_the_address_of_jax(fresh_place, come):
     rows = [{"process": p, "host": f"host{p}"} for p in range(3)]
     rows[2]["jax_service"] = "10.0.0.9:1234"
-    for coordinator in come(fresh_place(3), 3, *rows):
-        assert coordinator.hosts == ("host0", "host1", "host2")
-        assert coordinator.jax_service == "10.0.0.9:1234"
+    for client in come(fresh_place(3), 3, *rows):
+        assert client.hosts == ("host0", "host1", "host2")
+        assert client.jax_service == "10.0.0.9:1234"
     told = come(fresh_place(1, "--jax-service", "10.0.0.9:5"), 1, {"process": 0})
     assert told[0].jax_service == "10.0.0.9:5"
 
@@ -56,7 +56,7 @@ def test_all_learn_the_hosts_and_the_address_of_jax(fresh_place, come):
         ),
     ],
 )
-def test_what_one_says_wrong_is_told_to_all_at_once(fresh_place, come, rows, words):
+def test_invalid_hello_of_one_process_raises_on_all_at_once(fresh_place, come, rows, words):
     started = time.monotonic()
     errors = come(fresh_place(2), 2, *rows)
     assert time.monotonic() - started < 8  # of the 10 they had given themselves
@@ -67,9 +67,7 @@ def test_what_one_says_wrong_is_told_to_all_at_once(fresh_place, come, rows, wor
         assert str(error).startswith(f"process {row['process']} of {count} (")
 
 
-def test_who_is_missing_at_the_earliest_deadline_is_named_to_all_late_ones_included(
-    fresh_place, come
-):
+def test_missing_processes_are_named_on_all_at_the_earliest_deadline(fresh_place, come):
     address = fresh_place(3)
     rows = [{"process": 0, "timeout_s": 60.0}, {"process": 2, "timeout_s": Allowance(0.3, 4.0)}]
     errors = come(address, 3, *rows)
@@ -85,7 +83,7 @@ def test_after_a_refusal_all_may_try_again(fresh_place, come):
     assert first.num_processes == second.num_processes == 2
 
 
-def test_who_dies_before_all_have_come_ends_it_for_those_who_come_later(fresh_place, come):
+def test_death_of_a_process_while_joining_ends_joining_for_later_ones(fresh_place, come):
     address = fresh_place(3)
     hello = {
         "protocol": PROTOCOL, "process": 1,
@@ -109,8 +107,8 @@ def test_a_wrong_token_is_refused_alone_and_the_right_one_still_gets_in(fresh_pl
     assert come(address, 1, {"process": 0})[0].num_processes == 1
 
 
-def test_no_byte_on_the_wire_tells_the_token(fresh_place, come):
-    """A relay between a process and the meeting place records both directions."""
+def test_token_never_appears_on_the_wire(fresh_place, come):
+    """A relay between a process and the coordinator records both directions."""
     place, recorded = split_address(fresh_place(1)), []
 
     def pass_on(source, sink):
@@ -152,7 +150,7 @@ def test_a_duplicate_is_refused_alone_once_the_job_is_complete(fresh_place, come
     assert run_all(*meets) == [2, 2]
 
 
-def test_who_has_left_may_come_for_the_next_job_while_others_are_still_in_the_last(
+def test_process_can_join_the_next_job_while_others_are_still_in_the_last(
     fresh_place, come, run_all
 ):
     address = fresh_place(2)
@@ -173,7 +171,7 @@ def test_who_has_left_may_come_for_the_next_job_while_others_are_still_in_the_la
         old = new
 
 
-def test_who_comes_for_the_next_job_waits_until_the_place_of_the_last_is_gone(fresh_place, come):
+def test_joining_the_next_job_waits_until_the_last_coordinator_has_ended(fresh_place, come):
     address = fresh_place(2, "--until-empty")
     first, second = come(address, 2, {"process": 0}, {"process": 1})
     first.close()
@@ -183,7 +181,7 @@ def test_who_comes_for_the_next_job_waits_until_the_place_of_the_last_is_gone(fr
     second.close()
 
 
-def test_nobody_listening_is_said_at_the_deadline(come):
+def test_missing_listener_is_reported_at_the_deadline(come):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = address_text(*server.getsockname()[:2])
     [error] = come(address, 2, {"process": 1, "timeout_s": 0.2})
@@ -194,7 +192,7 @@ def test_nobody_listening_is_said_at_the_deadline(come):
     assert "nothing listens there; tried for 0.2 s" in str(error)
 
 
-def test_a_silent_or_foreign_service_is_said(come, run_all):
+def test_silent_or_foreign_service_is_reported(come, run_all):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = address_text(*server.getsockname()[:2])
         [error] = come(address, 1, {"process": 0, "timeout_s": 0.2})
@@ -247,7 +245,7 @@ def test_a_refusal_of_another_version_is_what_its_body_says(come, run_all, refus
     [("nowhere", {}), ("h:1", {"process": -1}), ("h:1", {"num_processes": 0}),
      ("h:1", {"timeout_s": 0.0})],
 )  # fmt: skip
-def test_wrong_arguments_are_refused_before_anybody_is_asked(come, address, options):
+def test_invalid_arguments_are_refused_before_connecting(come, address, options):
     [error] = come(address, 2, {"process": 0, **options})
     assert type(error) is UsageError
 
@@ -291,15 +289,15 @@ def test_a_member_that_breaks_the_protocol_is_lost_alone(fresh_place, come):
         first.arrive(Point("x"), timeout_s=20)
 
 
-def test_who_is_declared_lost_learns_it_in_its_wait(fresh_place, come, run_all):
+def test_process_declared_lost_raises_in_its_wait(fresh_place, come, run_all):
     first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
 
     def declare():
         while not first.members(timeout_s=20)[1].is_waiting:
             pass
-        # What the watcher does when the meeting place reports it.
-        words = "silent for 60 s; last at 'x'"
-        second.on_declared_lost(Departure(words, "lost", why="silent for 60 s"))
+        # What the watcher does when the coordinator reports it.
+        reason = "silent for 60 s; last at 'x'"
+        second.on_declared_lost(Departure(reason, "lost", why="silent for 60 s"))
 
     _, error = run_all(declare, lambda: _error_of(lambda: second.arrive(Point("x"), timeout_s=20)))
     assert type(error) is ProcessLostError
@@ -318,10 +316,10 @@ def _error_of(call):
 
 def test_the_leader_of_a_host_knows_its_processes(fresh_place, come):
     rows = [{"process": p, "host_id": host} for p, host in enumerate(["a", "b", "a", ""])]
-    coordinators = come(fresh_place(4), 4, *rows)
-    assert [c.leader for c in coordinators] == [0, 1, 0, 3]
-    assert [set(c.keeps) for c in coordinators] == [{0, 2}, {1}, set(), set()]
-    assert set(coordinators[0].keeps.values()) == {os.getpid()}
+    clients = come(fresh_place(4), 4, *rows)
+    assert [c.leader for c in clients] == [0, 1, 0, 3]
+    assert [set(c.keeps) for c in clients] == [{0, 2}, {1}, set(), set()]
+    assert set(clients[0].keeps.values()) == {os.getpid()}
 
 
 def test_processes_of_this_host_find_each_other(fresh_place, come):
@@ -345,7 +343,7 @@ def test_a_long_wait_for_others_is_logged_once(fresh_place, come, run_all, shoal
     ]  # fmt: skip
 
 
-def test_a_long_wait_for_a_meeting_place_is_logged(shoal_log):
+def test_long_wait_for_a_coordinator_is_logged(shoal_log):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = address_text(*taken.getsockname()[:2])
     with pytest.raises(InitializeError, match="nothing listens there"):

@@ -22,7 +22,10 @@ NOW = 1_800_000_000.0
 def job(*facts, hosts="ab"):
     """Return one report for each mapping of facts; the hosts take turns."""
     count = len(facts)
-    return [Report(at, count, hosts[at % len(hosts)], 7, one, ()) for at, one in enumerate(facts)]
+    return [
+        Report(process, count, hosts[process % len(hosts)], 7, own, ())
+        for process, own in enumerate(facts)
+    ]
 
 
 def said(*facts, **more):
@@ -43,8 +46,8 @@ def test_equal_processes_differ_in_nothing():
 
 def test_versions_and_whether_they_must_be_equal():
     one, two = ({"versions": {"jax": j, "numpy": n}} for j, n in (("1", "2.0"), ("2", "2.1")))
-    found = compare(job(one, two, one))
-    assert [(finding.level, finding.words) for finding in found] == [
+    findings = compare(job(one, two, one))
+    assert [(finding.level, finding.words) for finding in findings] == [
         (PROBLEM, "jax differs: 1 on processes 0, 2; 2 on process 1"),
         (NOTE, "numpy differs: 2.0 on processes 0, 2; 2.1 on process 1"),
     ]
@@ -57,15 +60,19 @@ def test_a_package_that_one_lacks():
 
 @given(st.lists(st.floats(-3600, 3600), min_size=2, max_size=6))
 def test_clocks_are_compared_with_the_middle_one(offsets):
-    found = compare(job(*({"clock": {"time_s": NOW + offset}} for offset in offsets)))
+    findings = compare(job(*({"clock": {"time_s": NOW + offset}} for offset in offsets)))
     middle = sorted(offsets)[(len(offsets) - 1) // 2]
-    off = [at for at, offset in enumerate(offsets) if abs((NOW + offset) - (NOW + middle)) > 10.0]
-    assert bool(found) == bool(off)
-    for at in off[:5]:
-        assert f"that of process {at} (" in found[0].words
+    off = [
+        process
+        for process, offset in enumerate(offsets)
+        if abs((NOW + offset) - (NOW + middle)) > 10.0
+    ]
+    assert bool(findings) == bool(off)
+    for process in off[:5]:
+        assert f"that of process {process} (" in findings[0].words
 
 
-def test_a_clock_says_how_far_and_where():
+def test_clock_difference_is_shown_with_its_process():
     rows = [{"clock": {"time_s": NOW + offset}} for offset in (0.0, 0.2, -300.0)]
     assert said(*rows) == [
         "clocks differ: that of process 2 (a) is 5.0 min behind, compared with process 0 (a)"
@@ -104,8 +111,8 @@ def test_the_loopback_is_no_address_for_several_hosts():
 
 
 def test_many_versions_are_not_all_listed():
-    words = said(*({"versions": {"jax": str(at)}} for at in range(9)))[0]
-    assert words.endswith("4 on process 4; and 4 more")
+    problem = said(*({"versions": {"jax": str(process)}} for process in range(9)))[0]
+    assert problem.endswith("4 on process 4; and 4 more")
 
 
 def test_a_report_without_facts_is_a_side_of_its_own():

@@ -25,7 +25,7 @@ NAMES = sorted(
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["", "0", "1", "2"]), max_size=6))
-def test_it_is_the_rule_that_decides(env):
+def test_rule_shown_as_used_is_the_one_that_decides(env):
     env = {**env, "JAX_PLATFORMS": "cpu", "SHOAL_COORDINATOR": "127.0.0.1:9"}
     states = rule_states(env)
     assert [state.launcher for state in states] == [launcher.name for launcher in LAUNCHERS]
@@ -57,7 +57,7 @@ def test_it_is_the_rule_that_decides(env):
         ),
     ],
 )
-def test_each_other_rule_says_why_not(env, launcher, why):
+def test_unused_launcher_rules_have_a_reason(env, launcher, why):
     (state,) = (s for s in rule_states({"JAX_PLATFORMS": "cpu", **env}) if s.launcher == launcher)
     assert (state.is_used, state.why) == (False, why)
 

@@ -20,13 +20,13 @@ def listener():
         yield server.getsockname()[1]
 
 
-def test_a_name_that_nothing_knows():
-    found = reachability.resolve("no-such-host.invalid", 30)
-    assert found.addresses == ()
-    assert found.error
+def test_unknown_host_name_has_no_address():
+    host = reachability.resolve("no-such-host.invalid", 30)
+    assert host.addresses == ()
+    assert host.error
 
 
-def test_a_name_that_is_no_name():
+def test_invalid_name_is_refused():
     assert reachability.resolve("a" * 70 + ".b", 30).addresses == ()
 
 
@@ -124,13 +124,13 @@ def test_versions_are_those_of_this_python():
 
 def test_marks_are_seen_by_name_and_removed(tmp_path):
     folder = str(tmp_path)
-    one, two = (FolderMarks([folder, folder], name) for name in ("one", "two"))
-    assert one.write().findings == ()
-    two.write()
-    assert one.see({0: "one", 1: "two"}) == {folder: []}
-    two.remove()
-    assert one.see({0: "one", 1: "two"}) == {folder: [1]}
-    one.remove()
+    first, second = (FolderMarks([folder, folder], name) for name in ("one", "two"))
+    assert first.write().findings == ()
+    second.write()
+    assert first.see({0: "one", 1: "two"}) == {folder: []}
+    second.remove()
+    assert first.see({0: "one", 1: "two"}) == {folder: [1]}
+    first.remove()
     assert os.listdir(folder) == []
 
 
@@ -144,8 +144,8 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
     mounts = tmp_path / "mounts"
     mounts.write_text("a / ext4 rw 0 0\nb /home nfs4 rw 0 0\nc /home/me lustre rw 0 0\n")
-    found = [file_system(f, str(mounts)) for f in ("/home/me/x", "/home/meg", "/etc", "/home")]
-    assert found == ["lustre", "nfs4", "ext4", "nfs4"]
+    kinds = [file_system(f, str(mounts)) for f in ("/home/me/x", "/home/meg", "/etc", "/home")]
+    assert kinds == ["lustre", "nfs4", "ext4", "nfs4"]
 
 
 def test_lacking_directories_are_notes(monkeypatch, tmp_path):
@@ -158,7 +158,7 @@ def test_lacking_directories_are_notes(monkeypatch, tmp_path):
     gone.rmdir()
     facts, findings = host_state.check_disk()
     assert facts == {}
-    assert [(one.level, one.words.partition(":")[0]) for one in findings] == [
+    assert [(finding.level, finding.words.partition(":")[0]) for finding in findings] == [
         ("note", "there is no directory for temporary files"),
         ("note", "there is no directory where this process runs"),
     ]

@@ -42,7 +42,7 @@ class Looks:
     def __init__(self, monkeypatch, shown=None, **variables):
         for name, value in {"SHOAL_STALL_WARN_S": "300", **variables}.items():
             monkeypatch.setenv(name, value)
-        self.here = LocalJob(1).coordinators[0]
+        self.here = LocalJob(1).clients[0]
         self.said, self.now, self.cpu = [], 1000.0, [0.0, 0.0]
         self.probe, self.are_idle, self.may_poll = Probe(), False, False
         self.watch = StallWatch(
@@ -66,7 +66,7 @@ class Looks:
         self.here.progress.turns += times
 
 
-def test_nothing_is_said_of_a_process_that_leaves_marks(monkeypatch):
+def test_process_that_makes_progress_is_not_reported_idle(monkeypatch):
     looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5")
     for _ in range(20):
         looks.turn()
@@ -96,7 +96,7 @@ def test_a_stuck_process_says_so_and_that_it_moves_again(monkeypatch):
         (2, 0.0, 1.7, False),  # of a warm-up
     ],
 )
-def test_who_uses_the_processor_is_not_stuck(monkeypatch, turns, main, others, is_stuck):
+def test_process_that_uses_the_processor_is_not_stuck(monkeypatch, turns, main, others, is_stuck):
     looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
     looks.turn(turns)
     assert looks.last(30, main=main, others=others).is_stuck is is_stuck
@@ -212,7 +212,7 @@ def test_a_wait_that_cannot_be_woken_is_ended(monkeypatch):
         progress.begin_wait(Point("'it'"), looks.now)
         assert looks.last(7).is_waiting
         stall = Stall(True, 7.0, (StalledGroup((0,), IN_SHOAL, "", ""),), places=1)
-        looks.watch.on_stalled(stall, [0], is_shower=True)
+        looks.watch.on_stalled(stall, [0], prints_report=True)
         if is_woken:
             progress.end_wait(Point("'it'"))
         looks.last(5)
@@ -297,7 +297,7 @@ def test_a_loop_without_marks_that_comes_back_to_the_interpreter_is_not_stuck(mo
 def test_once_a_process_has_left_one_that_waits_in_jax_has_less_time(
     monkeypatch, module, are_idle, is_ended
 ):
-    looks = Looks(monkeypatch, SHOAL_ABORT_AFTER_S="20")
+    looks = Looks(monkeypatch, SHOAL_HANG_TIMEOUT_S="20")
     looks.are_idle = are_idle
     monkeypatch.setattr(idle, "_top_module", lambda frame: module.partition(".")[0])
     monkeypatch.setattr(idle, "_in_callback", lambda: False)

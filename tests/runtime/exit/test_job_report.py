@@ -31,23 +31,23 @@ def raised(error):
         return caught
 
 
-def row(departure, *, since_s=1.0, end=None, **at):
-    facts = {**departure._asdict(), "since_s": since_s, "at": where(**at)}
+def row(departure, *, since_s=1.0, end=None, **place):
+    facts = {**departure._asdict(), "since_s": since_s, "at": where(**place)}
     return facts if end is None else {**facts, "end": json.dumps(to_json(end))}
 
 
-def where(step=None, waits=False, **at):
-    return {"step": step, "age_s": 0.1, "waits": waits, **(AT | at)}
+def where(step=None, waits=False, **place):
+    return {"step": step, "age_s": 0.1, "waits": waits, **(AT | place)}
 
 
-def here(**at):
-    return {"state": "here", "at": where(**at)}
+def here(**place):
+    return {"state": "here", "at": where(**place)}
 
 
 def failed(error, because_of=None, since_s=1.0):
     record = record_of(error, point=STEP, because_of=because_of)
-    words, follows = failure_of(error).words, record.because_of is not None
-    return row(Departure(words, "failed", how_of(record), follows=follows), since_s=since_s,
+    message, follows = failure_of(error).words, record.because_of is not None
+    return row(Departure(message, "failed", how_of(record), follows=follows), since_s=since_s,
                end=record)  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def lost(since_s=1.0, step=None):
     return row(Departure("x", "lost", why="its connection closed"), since_s=since_s, step=step)
 
 
-def coordinator(process=0, count=4):
-    here = LocalJob(count).coordinators[process]
+def client(process=0, count=4):
+    here = LocalJob(count).clients[process]
     here.progress.begin_wait(STEP, 0.0)
     here.progress.end_wait(STEP)
     return here
@@ -64,8 +64,8 @@ def coordinator(process=0, count=4):
 
 def known(error, *rows, peers=None, code=1):
     """Return the report of process 0."""
-    states = [ProcessState.of(process, one) for process, one in enumerate(rows)]
-    return failure_known(coordinator(), EndOfThis(raised(error), code, peers), states)
+    states = [ProcessState.of(process, facts) for process, facts in enumerate(rows)]
+    return failure_known(client(), EndOfThis(raised(error), code, peers), states)
 
 
 def test_equal_failures_are_one_and_others_follow():
@@ -86,13 +86,13 @@ def test_the_first_failure_is_that_of_the_facts_and_not_that_of_the_error():
     assert failure.headline == "process 1 of 4 raised OSError"
 
 
-def test_a_torn_connection_follows_the_process_that_is_lost():
+def test_broken_connection_is_a_consequence_of_the_lost_process():
     torn = raised(RuntimeError("Gloo: Connection closed by peer"))
     failure = known(torn, failed(torn), here(), here(), lost(since_s=0.5), code=1)
     assert [(cause.kind, cause.processes) for cause in failure.causes] == [("lost", (3,))]
 
 
-def test_one_that_left_while_the_others_needed_it_is_the_failure():
+def test_process_that_left_while_others_needed_it_is_the_cause():
     gone = row(Departure("left the job", "left"), step=8, call="", name="", site="t.py:9 (main)")
     error = PeerFailedError("b", failed={1: "left the job"})
     peers = {1: Departure("left the job", "left")}
@@ -101,7 +101,7 @@ def test_one_that_left_while_the_others_needed_it_is_the_failure():
     assert cause.words == ("It had left the job in order, by t.py:9, and others waited for it.",)
 
 
-def test_one_that_left_by_sys_exit_has_its_line_and_where_it_met_the_others():
+def test_process_that_left_by_sys_exit_is_shown_with_its_line():
     how = Departure("left the job", "left", why="t.py:9 (main)")
     gone = row(how, step=3, call="barrier", name="s", site="t.py:12 (main)")
     error = PeerFailedError("b", failed={1: "left the job"})
@@ -111,13 +111,13 @@ def test_one_that_left_by_sys_exit_has_its_line_and_where_it_met_the_others():
 
 
 def test_a_difference_of_others_is_the_failure_of_one_that_a_connection_ended():
-    found = failed(raised(DivergenceError("b")), since_s=0.5)
+    diverged = failed(raised(DivergenceError("b")), since_s=0.5)
     torn = raised(RuntimeError("Gloo: Connection closed by peer"))
-    (cause,) = known(torn, failed(torn), found, found, here()).causes
+    (cause,) = known(torn, failed(torn), diverged, diverged, here()).causes
     assert (cause.kind, cause.processes) == ("diverged", (1, 2))
 
 
-def test_what_the_others_did_is_said_as_far_as_it_is_known():
+def test_report_shows_the_known_states_of_the_other_processes():
     error = PeerFailedError("b", failed={1: "ValueError: no data (train.py:9 (load))"})
     cause = failed(raised(ValueError("no data")), since_s=2.0)
     exits = record_of_exit(9, "exited with code 9", [1], 2)
@@ -125,7 +125,7 @@ def test_what_the_others_did_is_said_as_far_as_it_is_known():
     waits = here(call="allgather", name="eval", site="train.py:20 (main)", waits=True)
     peers = {1: Departure(error.failed[1], how="raised")}
     failure = known(error, here(), cause, exited, waits, peers=peers, code=72)
-    by_process = {p: one for one in failure.others for p in one.processes}
+    by_process = {p: state for state in failure.others for p in state.processes}
     assert (by_process[2].state, by_process[2].words) == ("ended", "")
     place = by_process[3].place
     assert (by_process[3].state, place.call, place.line) == ("waiting", "allgather", 20)
@@ -150,28 +150,28 @@ def test_without_the_coordinator_the_error_says_it():
 
 
 def test_a_service_that_is_lost_is_the_cause():
-    here = coordinator()
-    here.troubles.receive(None, "JAX's service", Departure("silent for 2 s", "lost"))
+    here = client()
+    here.peer_losses.receive(None, "JAX's service", Departure("silent for 2 s", "lost"))
     end = EndOfThis(raised(ProcessLostError("x")), 71, {})
     (cause,) = failure_known(here, end, []).causes
-    words = "JAX's service is lost: silent for 2 s"
-    assert (cause.kind, cause.words) == ("service_lost", (f"{words}.",))
-    assert stopped_line(here, end).endswith(f": {words}")
+    loss = "JAX's service is lost: silent for 2 s"
+    assert (cause.kind, cause.words) == ("service_lost", (f"{loss}.",))
+    assert stopped_line(here, end).endswith(f": {loss}")
 
 
 def test_a_process_that_was_declared_lost_says_so_and_reports_nothing(capsys):
     departure = Departure("silent for 10 s; step 3, last at x", "lost", why="silent for 10 s")
     end = EndOfThis(raised(ProcessLostError("x")), 71, {0: departure})
-    assert stopped_line(coordinator(), end).endswith(": it was declared lost: silent for 10 s")
-    report_job(coordinator(), end, hurry=())
+    assert stopped_line(client(), end).endswith(": it was declared lost: silent for 10 s")
+    report_job(client(), end, signals=())
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("how", ["raised", ""])
 def test_secrets_are_hidden_in_the_one_line(how):
-    words = "ValueError: bad HF_TOKEN=hf_abc (train.py:9 (load))"
-    error = PeerFailedError("b", failed={1: words})
-    end = EndOfThis(error, 72, {1: Departure(words, how=how)})
-    line = stopped_line(coordinator(), end)
+    message = "ValueError: bad HF_TOKEN=hf_abc (train.py:9 (load))"
+    error = PeerFailedError("b", failed={1: message})
+    end = EndOfThis(error, 72, {1: Departure(message, how=how)})
+    line = stopped_line(client(), end)
     assert "HF_TOKEN=(hidden)" in line
     assert line.startswith("shoal: process 0 of 4 (")

@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_written_is_reported(file, capsys):
         ({}, 6, {4: Departure("without torchrun")}, False),
     ],
 )
-def test_it_outlasts_processes_of_its_own_node(env, process, peers, stays, monkeypatch):
+def test_process_outlasts_peers_of_its_own_node_only(env, process, peers, stays, monkeypatch):
     monkeypatch.setattr(torch_agent, "_AGENT_S", 0.05)
     monkeypatch.setattr(TorchAgent, "note_signals", lambda *_: None)
     began = time.monotonic()
@@ -159,8 +159,8 @@ def test_the_first_of_the_processes_behind_an_error_of_jax_is_first():
         return Member(process, "h", "lost", "silent", since_s=since_s, how=how)
 
     rows = [gone(0, 0.1), gone(2, 0.5), gone(3, 0.4)]
-    found = peers_behind(RuntimeError(), {row.process: row for row in rows})
-    assert [*found] == [2, 3, 0]
+    peers = peers_behind(RuntimeError(), {row.process: row for row in rows})
+    assert [*peers] == [2, 3, 0]
     assert peers_behind(RuntimeError(), {1: gone(1, 0.0, UNHEARD)}) == {}
 
 

@@ -23,20 +23,20 @@ def never():
 def times(monkeypatch):
     monkeypatch.setattr(module, "_QUIET_S", 0.0)
     monkeypatch.setattr(module, "_ALONE_S", 0.1)
-    monkeypatch.setattr(module, "pause_s", lambda coordinator: 0.0)
+    monkeypatch.setattr(module, "pause_s", lambda client: 0.0)
 
 
 def test_devices_that_are_done_need_no_query(make_job, monkeypatch):
     job = make_job(2)
     monkeypatch.setattr(module, "peers_of", None)
-    assert await_devices(job.coordinators[0], lambda: True) == {}
+    assert await_devices(job.clients[0], lambda: True) == {}
 
 
-def test_it_waits_while_another_process_runs(make_job, capsys, monkeypatch):
+def test_wait_for_devices_lasts_while_another_process_runs(make_job, capsys, monkeypatch):
     monkeypatch.setattr(module, "_REPORT_S", 0.05)
     job = make_job(2)
     looks = itertools.count()
-    assert await_devices(job.coordinators[0], lambda: next(looks) > 100) == {}
+    assert await_devices(job.clients[0], lambda: next(looks) > 100) == {}
     assert next(looks) == 102
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("shoal: process 0 of 2 (")
@@ -45,15 +45,15 @@ def test_it_waits_while_another_process_runs(make_job, capsys, monkeypatch):
 
 def test_a_process_that_has_left_takes_no_other_one_for_lost(make_job):
     job = make_job(2)
-    assert gone_members(job.coordinators[0]) == {}
-    job.coordinators[0].close()
-    assert gone_members(job.coordinators[0]) == {}
+    assert gone_members(job.clients[0]) == {}
+    job.clients[0].close()
+    assert gone_members(job.clients[0]) == {}
 
 
 def test_processes_that_are_gone_are_named(make_job):
     job = make_job(3)
     job.kill(1)
-    assert [*await_devices(job.coordinators[0], never)] == [1]
+    assert [*await_devices(job.clients[0], never)] == [1]
 
 
 def test_work_that_needs_none_of_those_that_are_gone_is_finished(make_job, monkeypatch):
@@ -62,50 +62,50 @@ def test_work_that_needs_none_of_those_that_are_gone_is_finished(make_job, monke
     job.kill(1)
     job.until_known(0, [1])
     looks = itertools.count()
-    assert await_devices(job.coordinators[0], lambda: next(looks) > 20) == {}
+    assert await_devices(job.clients[0], lambda: next(looks) > 20) == {}
 
 
 def survive(job, run_all):
     """Let the others agree that the last process is gone."""
-    job.kill(len(job.coordinators) - 1)
-    alive = (lambda one=one: meet(one, survivors=True) for one in job.coordinators[:-1])
+    job.kill(len(job.clients) - 1)
+    alive = (lambda client=client: meet(client, survivors=True) for client in job.clients[:-1])
     assert [sorted(met) for met in run_all(*alive)] == [[0, 1], [0, 1]]
 
 
 def test_survivors_finish_what_they_have_started_since(make_job, run_all):
     job, looks = make_job(3), itertools.count()
     survive(job, run_all)
-    assert await_devices(job.coordinators[0], lambda: next(looks) > 200) == {}
+    assert await_devices(job.clients[0], lambda: next(looks) > 200) == {}
     assert next(looks) == 202
 
 
 def test_survivors_do_not_wait_for_ever_for_what_they_had_started_before(
     make_job, run_all, monkeypatch
 ):
-    monkeypatch.setenv("SHOAL_ABORT_AFTER_S", "0.1")
+    monkeypatch.setenv("SHOAL_HANG_TIMEOUT_S", "0.1")
     job = make_job(3)
     survive(job, run_all)
-    assert [*await_devices(job.coordinators[0], never)] == [2]
+    assert [*await_devices(job.clients[0], never)] == [2]
 
 
-def test_it_does_not_wait_for_processes_that_have_left(make_job):
+def test_devices_are_not_awaited_once_the_other_processes_have_left(make_job):
     job = make_job(3)
-    for other in job.coordinators[1:]:
+    for other in job.clients[1:]:
         other.close()
-    assert await_devices(job.coordinators[0], never) is None
+    assert await_devices(job.clients[0], never) is None
 
 
-def test_one_that_still_runs_may_take_part(make_job):
+def test_devices_are_awaited_while_one_other_process_still_runs(make_job):
     job = make_job(3)
-    job.coordinators[1].close()
+    job.clients[1].close()
     looks = itertools.count()
-    assert await_devices(job.coordinators[0], lambda: next(looks) > 200) == {}
+    assert await_devices(job.clients[0], lambda: next(looks) > 200) == {}
     assert next(looks) == 202
 
 
-def test_it_leaves_a_process_that_waits_for_it(make_job, run_all):
+def test_wait_for_devices_ends_if_another_process_waits_for_this_one(make_job, run_all):
     """Which ends that wait: it would last until its deadline."""
-    ended, waiting = make_job(2).coordinators
+    ended, waiting = make_job(2).clients
 
     def end():
         assert await_devices(ended, never) is None
@@ -116,7 +116,7 @@ def test_it_leaves_a_process_that_waits_for_it(make_job, run_all):
 
 
 def test_a_process_that_waits_for_another_one_keeps_it(make_job, run_all):
-    ended, waiting, busy = make_job(3).coordinators
+    ended, waiting, busy = make_job(3).clients
     looks = itertools.count()
 
     def end():
@@ -131,7 +131,7 @@ def test_a_process_that_waits_for_another_one_keeps_it(make_job, run_all):
 
 
 def test_a_lane_of_another_thread_is_not_its_main_program(make_job, run_all):
-    ended, other = make_job(2).coordinators
+    ended, other = make_job(2).clients
     looks = itertools.count()
 
     def end():
@@ -148,21 +148,21 @@ def test_all_that_have_ended_wait_for_what_they_started_but_not_for_ever(
 ):
     monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.3")
     job = make_job(2)
-    ends = (lambda one=one: await_devices(one, never) for one in job.coordinators)
+    ends = (lambda client=client: await_devices(client, never) for client in job.clients)
     errors = run_all(*ends)
     assert [type(error) for error in errors] == [DeadlineError] * 2, errors
     assert HAS_ENDED in str(errors[0]).splitlines()[0]
-    assert f"process 1 ({job.coordinators[0].hosts[1]}): {HAS_ENDED}" in str(errors[0])
+    assert f"process 1 ({job.clients[0].hosts[1]}): {HAS_ENDED}" in str(errors[0])
 
 
 def test_calls_of_shoal_are_progress(make_job, run_all, monkeypatch):
     monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.3")
-    ended, *others = make_job(3).coordinators
+    ended, *others = make_job(3).clients
     is_done = threading.Event()
 
-    def run(one):
-        for number in range(40):
-            one.report("doing", f"round {number}")
+    def run(client):
+        for index in range(40):
+            client.report("doing", f"round {index}")
             is_done.wait(0.02)
         is_done.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.runtime.failures.facts import (
+    BystanderState,
     CallPlace,
     Cause,
     CheckpointFacts,
@@ -11,7 +12,6 @@ from shoal.runtime.failures.facts import (
     ErrorFacts,
     JobFailure,
     Memory,
-    Others,
     ProcessSet,
     StackFrame,
     Wait,
@@ -41,8 +41,8 @@ def frame(line: int, function: str, source: str, file: str = "train.py") -> Stac
     return StackFrame(file=file, line=line, function=function, source=source)
 
 
-def waiting(*numbers: int, place: CallPlace, **more) -> Others:
-    return Others(processes=these(*numbers), state="waiting", place=place, **more)
+def waiting(*numbers: int, place: CallPlace, **more) -> BystanderState:
+    return BystanderState(processes=these(*numbers), state="waiting", place=place, **more)
 
 
 def failed(kind: str, code: int, after_s: float, *causes: Cause, n: int = 3, **more) -> JobFailure:
@@ -138,7 +138,7 @@ def deaths() -> dict[str, JobFailure]:
                 memory=Memory(peak_bytes=163 * MIB, cgroup_oom_kills=0),
                 last_output=("loss 2.1",), log="p0001.log", **killed,
             ),
-            others=(Others(processes=these(0, 2), state="stopped", step=57, place=at(3)),),
+            others=(BystanderState(processes=these(0, 2), state="stopped", step=57, place=at(3)),),
         ),
         "07": failed(
             "signal", 137, 2.5,
@@ -168,13 +168,13 @@ def deaths() -> dict[str, JobFailure]:
                 memory=Memory(cgroup_oom_kills=0), **killed,
             ),
             others=(
-                Others(
+                BystanderState(
                     processes=these(0), state="stopped",
                     words="then raised ValueError (train.py:7): UNKNOWN: Gloo collective permute "
                     "failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error "
                     "[127.0.0.1]:48256: Connection reset by peer",
                 ),
-                Others(processes=these(2), state="running", ended_by="SIGTERM"),
+                BystanderState(processes=these(2), state="running", ended_by="SIGTERM"),
             ),
         ),
     }  # fmt: skip
@@ -393,7 +393,7 @@ def attempts() -> dict[str, JobFailure]:
     return {
         "25": failed(
             "interrupted", 130, 4.0, signal="SIGINT", step=61, ended_after_s=4.2,
-            others=(Others(processes=these(0, 1, 2), state="ended"),),
+            others=(BystanderState(processes=these(0, 1, 2), state="ended"),),
         ),
         "26": failed(
             "exception", 1, 0.7, nan, n=2, attempts=6, logs="logs/attempt0",
@@ -427,7 +427,7 @@ def many() -> dict[str, JobFailure]:
         ProcessSet([17]), ProcessSet([400]), ProcessSet(range(18, 27)), ProcessSet(range(30, 40)),
         ProcessSet(range(50, 61)), ProcessSet(range(128, 256)),
     ]  # fmt: skip
-    rest = ProcessSet(set(range(1024)) - {one for group in groups for one in group})
+    rest = ProcessSet(set(range(1024)) - {process for group in groups for process in group})
     values = [17, 400, 2, 3, 4, 1, 0]
     sides = tuple(
         DivergenceSide(processes=group, said=str(value), place=config)
@@ -442,7 +442,7 @@ def many() -> dict[str, JobFailure]:
     return {
         "64 processes": failed(
             "exception", 1, 812.0, row, n=64, hosts=hosts,
-            others=(Others(
+            others=(BystanderState(
                 processes=ProcessSet(range(63)), state="waiting",
                 place=CallPlace(call="allgather", file="train.py", line=71),
             ),),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shoal.runtime.failures.comparison import (
     Kind,
-    Said,
+    ShownSide,
     compare_lines,
-    compared,
+    divergence_error,
     headline,
     needs,
     shown_line,
@@ -32,8 +32,13 @@ def rows(error):
 
 
 def test_the_smallest_group_is_first_and_of_equal_ones_that_of_the_lowest_process():
-    sides = [Said([4, 5], "b"), Said([0, 1], "a"), Said([2, 3, 6], "c"), Said([7], "d")]
-    error = compared("they differ", sides, advice="Make them equal.")
+    sides = [
+        ShownSide([4, 5], "b"),
+        ShownSide([0, 1], "a"),
+        ShownSide([2, 3, 6], "c"),
+        ShownSide([7], "d"),
+    ]
+    error = divergence_error("they differ", sides, advice="Make them equal.")
     assert rows(error) == [
         "  process 7: d",
         "  processes 0-1: a",
@@ -45,8 +50,8 @@ def test_the_smallest_group_is_first_and_of_equal_ones_that_of_the_lowest_proces
 
 
 def test_of_many_groups_the_ends_are_shown_and_the_attributes_hold_all():
-    sides = [Said(range(10 * n, 10 * n + n), f"{n}") for n in range(1, 18)]
-    error = compared("they differ", sides)
+    sides = [ShownSide(range(10 * n, 10 * n + n), f"{n}") for n in range(1, 18)]
+    error = divergence_error("they differ", sides)
     assert [row.split(": ")[-1] for row in rows(error)] == [
         "1", "2", "  … 13 more groups, 117 processes", "16", "17",
     ]  # fmt: skip
@@ -54,15 +59,19 @@ def test_of_many_groups_the_ends_are_shown_and_the_attributes_hold_all():
 
 
 def test_groups_of_which_only_the_number_is_known_are_counted_with_those_left_out():
-    known = [Said([n], f"{n}") for n in range(8)]
-    error = compared("they differ", [*known, Said([8, 9, 10], "3 more versions", groups=3)])
+    known = [ShownSide([n], f"{n}") for n in range(8)]
+    error = divergence_error(
+        "they differ", [*known, ShownSide([8, 9, 10], "3 more versions", groups=3)]
+    )
     assert rows(error)[2] == "  … 7 more groups, 7 processes"
     assert [row[:12] for row in rows(error)[3:]] == ["  process 6:", "  process 7:"]
     assert error.sides["3 more versions"] == (8, 9, 10)
 
 
 def test_scattered_processes_are_shown_by_their_first_range():
-    error = compared("they differ", [Said(range(0, 40, 2), "even"), Said(range(1, 40, 2), "odd")])
+    error = divergence_error(
+        "they differ", [ShownSide(range(0, 40, 2), "even"), ShownSide(range(1, 40, 2), "odd")]
+    )
     assert rows(error) == [
         "  20 processes (0 and others): even",
         "  20 processes (1 and others): odd",
@@ -71,35 +80,35 @@ def test_scattered_processes_are_shown_by_their_first_range():
 
 def test_a_call_that_all_make_is_shown_once_with_its_source_line():
     site = callsite()
-    sides = [Said([n], f"['w']: int32[{n}]", "broadcast", "w", site) for n in range(2)]
-    error = compared("they differ", sides, kind=Kind("shape", "['w']"))
+    sides = [ShownSide([n], f"['w']: int32[{n}]", "broadcast", "w", site) for n in range(2)]
+    error = divergence_error("they differ", sides, kind=Kind("shape", "['w']"))
     assert rows(error) == [
         f"  broadcast 'w' at {site}   site = callsite()",
         "    process 0: ['w']: int32[0]",
         "    process 1: ['w']: int32[1]",
     ]
     assert error.sides == {"['w']: int32[0]": (0,), "['w']: int32[1]": (1,)}
-    found = error.difference
-    assert (found.what, found.call, found.name, found.path) == (
+    difference = error.difference
+    assert (difference.what, difference.call, difference.name, difference.path) == (
         "shape", "broadcast", "w", "['w']",
     )  # fmt: skip
     file, line = site.split(" ")[0].rsplit(":", 1)
     place = CallPlace(
         call="broadcast", name="w", file=file, line=int(line), source="site = callsite()"
     )
-    assert [side.place for side in found.sides] == [place, place]
-    assert [side.said for side in found.sides] == ["int32[0]", "int32[1]"], "the path is apart"
-    assert of_json(Difference, to_json(found)) == found
-    assert pickle.loads(pickle.dumps(error)).difference == found
+    assert [side.place for side in difference.sides] == [place, place]
+    assert [side.said for side in difference.sides] == ["int32[0]", "int32[1]"], "the path is apart"
+    assert of_json(Difference, to_json(difference)) == difference
+    assert pickle.loads(pickle.dumps(error)).difference == difference
 
 
 def test_different_calls_have_a_line_each_of_at_most_48_columns():
     short, long = callsite(), callsite() or "a text that makes this line longer than 48 columns"
     sides = [
-        Said([0], call="allgather", site=short),
-        Said([1], call="barrier", name="x", site=long),
+        ShownSide([0], call="allgather", site=short),
+        ShownSide([1], call="barrier", name="x", site=long),
     ]
-    error = compared("they differ", sides, kind=Kind("call"))
+    error = divergence_error("they differ", sides, kind=Kind("call"))
     first, second = (row.partition("   ") for row in (row.strip() for row in rows(error)))
     assert first[0] == f"process 0: allgather at {short}"
     assert second[0] == f"process 1: barrier 'x' at {long}"
@@ -127,7 +136,7 @@ def test_the_search_for_a_line_loads_no_module(tmp_path, monkeypatch):
 
 
 def test_groups_that_said_the_same_are_one_side():
-    error = compared("they differ", [Said([0], "1"), Said([1], "1")])
+    error = divergence_error("they differ", [ShownSide([0], "1"), ShownSide([1], "1")])
     assert error.sides == {"1": (0, 1)}
 
 
@@ -205,9 +214,9 @@ def one(path, dtype, shape="", layout="", **given):
         (["axes x=2", "axes none"], Kind("value"), None),
     ],
 )
-def test_what_differs_is_known_from_two_lines(lines, kind, said):
-    found, rows = compare_lines(lines, ENDED)
-    assert found == kind
+def test_kind_of_difference_follows_from_two_lines(lines, kind, said):
+    actual, rows = compare_lines(lines, ENDED)
+    assert actual == kind
     assert [*map(shown_line, rows)] == (said or [*map(shown_line, lines)])
 
 

@@ -63,11 +63,11 @@ def grouped():
     raise ExceptionGroup("two loaders failed\nof nine", [inner, OSError("disk")])
 
 
-def failure_group(words, errors):
+def failure_group(message, errors):
     try:
         raise errors[0]
     except ZeroDivisionError:
-        return ExceptionGroup(words, errors)
+        return ExceptionGroup(message, errors)
 
 
 def in_the_library():
@@ -138,10 +138,10 @@ def test_the_headline_is_the_type_the_message_and_the_programs_own_frame(raising
 
 @pytest.mark.parametrize("raising", [c for c in CASES if c not in (unsayable, exits, long)])
 def test_the_headline_of_a_bare_traceback_is_the_line_of_the_exception(raising):
-    found = headline_of(failure(raising).text)
+    headline = headline_of(failure(raising).text)
     said = CASES[raising].rpartition(", ")[0].partition(": ")[0]
-    assert found.startswith(said)
-    assert fate_of(Departure(failure(raising).text)) == f"raised {found}"
+    assert headline.startswith(said)
+    assert fate_of(Departure(failure(raising).text)) == f"raised {headline}"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_texts_of_others_have_a_headline_of_one_printable_line(words, headline, 
         (Unsayable(), "exited: <exception str() failed> (t.py:1 (f))"),
     ],
 )
-def test_an_exit_tells_its_code_or_text(status, words):
+def test_exit_words_show_the_code_or_text(status, words):
     assert exit_words(status, "t.py:1 (f)") == words
     assert fate_of(Departure(words, how="exited")) == words.partition("\n")[0]
 
@@ -193,9 +193,9 @@ def test_in_a_call_that_the_program_made_the_place_is_its_line():
         seen = error.with_traceback(error.__traceback__.tb_next)
     assert " (json/" in failure_of(seen).headline
     assert failure_of(seen, "t.py:3 (main)").headline.endswith(" (t.py:3 (main))")
-    with pytest.raises(ValueError, match="rate") as found:
+    with pytest.raises(ValueError, match="rate") as caught:
         loss(0)
-    assert failure_of(found.value, "t.py:3 (main)").headline.endswith(" (loss))")
+    assert failure_of(caught.value, "t.py:3 (main)").headline.endswith(" (loss))")
 
 
 def test_an_exception_that_was_never_raised_has_no_place():

@@ -52,11 +52,11 @@ def test_the_last_record_of_the_process_is_read_and_the_file_removed(path):
         file.write(b'{"pid": 1, "at_s": 0, "cause": {"processes": [], "kind": "exception"}}\n')
         file.write(b'{"pid": ')  # torn
     assert oct(os.stat(path).st_mode & 0o777) == "0o600"
-    found = take(path, os.getpid()).last
-    assert found is not None
-    assert (found.cause.error.type, found.cause.error.message) == ("KeyError", "'second'")
-    assert (found.cause.processes, found.cause.step) == ((2,), 7)
-    assert found.because_of == (0,)
+    last = take(path, os.getpid()).last
+    assert last is not None
+    assert (last.cause.error.type, last.cause.error.message) == ("KeyError", "'second'")
+    assert (last.cause.processes, last.cause.step) == ((2,), 7)
+    assert last.because_of == (0,)
     assert not os.path.exists(path)
     assert take(path, os.getpid()).last is None
 
@@ -144,10 +144,10 @@ def test_causes_and_groups_are_kept():
         (ValueError("b"), "exception", None),
     ],
 )
-def test_who_led_to_it_is_recorded(path, error, kind, because_of):
+def test_processes_that_caused_the_failure_are_recorded(path, error, kind, because_of):
     assert record(error)
-    found = take(path, os.getpid()).last
-    assert (found.cause.kind, found.because_of) == (kind, because_of)
+    taken = take(path, os.getpid()).last
+    assert (taken.cause.kind, taken.because_of) == (kind, because_of)
     wrapped = RuntimeError("in the loop")
     wrapped.__context__ = error
     assert record(wrapped)
@@ -160,7 +160,7 @@ STACK = """Thread 'MainThread' (most recent call first):
 """
 
 
-def test_a_deadline_says_who_was_missing_and_where():
+def test_deadline_record_has_missing_processes_and_their_places():
     error = DeadlineError(
         "late",
         name="ready",
@@ -189,8 +189,8 @@ def test_a_place_is_the_call_and_its_name():
 
 
 def test_a_record_survives_json():
-    one = LastRecord(pid=3, at_s=1.5, cause=cause_of(ValueError("x")), because_of=ProcessSet([]))
-    assert of_json(LastRecord, json.loads(json.dumps(to_json(one)))) == one
+    last = LastRecord(pid=3, at_s=1.5, cause=cause_of(ValueError("x")), because_of=ProcessSet([]))
+    assert of_json(LastRecord, json.loads(json.dumps(to_json(last)))) == last
 
 
 CHILD = """
@@ -212,7 +212,7 @@ def test_what_is_for_the_log_stands_between_two_marks(child_env):
 
 
 def test_a_record_that_is_too_long_is_made_shorter(path):
-    leaves = [ValueError(f"shard {number}: " + "日本" * 9000) for number in range(8)]
+    leaves = [ValueError(f"shard {index}: " + "日本" * 9000) for index in range(8)]
     assert record(ExceptionGroup("shards failed", leaves))
     error = take(path, os.getpid()).last.cause.error
     assert [leaf.message[:7] for leaf in error.leaves] == [f"shard {n}" for n in range(8)]
@@ -261,7 +261,7 @@ def test_exceptions_of_threads_are_kept_beside_the_end_of_the_process(path):
         assert record(OSError(name), thread=name)
     assert record(KeyError("end"))
     taken = take(path, os.getpid())
-    assert [(one.cause.thread, one.cause.error.message) for one in taken.threads] == [
+    assert [(failure.cause.thread, failure.cause.error.message) for failure in taken.threads] == [
         ("loader", "loader"),
         ("writer", "writer"),
     ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.failures.example_failures import at, example_failures, failed, raised, these, waiting
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.facts import (
+    BystanderState,
     CallPlace,
     Cause,
     CheckpointFacts,
@@ -22,7 +23,6 @@ from shoal.runtime.failures.facts import (
     ErrorFacts,
     JobFailure,
     Memory,
-    Others,
     ProcessSet,
     StackFrame,
     Wait,
@@ -113,7 +113,7 @@ def test_headlines(cause, n, expected):
         (1, "SIGKILL", True, False),
     ],
 )
-def test_out_of_memory_is_told_only_where_it_was_counted(kills, signal, by_launcher, is_told):
+def test_out_of_memory_is_shown_only_if_counted(kills, signal, by_launcher, is_told):
     cause = Cause(
         processes=these(1), kind="signal", signal=signal, sent_by_launcher=by_launcher,
         memory=Memory(cgroup_oom_kills=kills),
@@ -129,7 +129,7 @@ def test_out_of_memory_is_told_only_where_it_was_counted(kills, signal, by_launc
         (None, "  shoal run did not send the signal."),
     ],
 )
-def test_a_count_of_the_cgroup_that_is_unknown_is_not_told(kills, expected):
+def test_unknown_oom_count_of_the_cgroup_is_not_shown(kills, expected):
     cause = Cause(
         processes=these(1), kind="signal", signal="SIGKILL", sent_by_launcher=False,
         memory=Memory(cgroup_oom_kills=kills),
@@ -143,9 +143,9 @@ def test_a_table_that_is_too_wide_has_its_last_column_below():
     wait = Wait(call="barrier", arrived=(Waiting(processes=groups[0], place=place),))
     cause = Cause(processes=groups[1], kind="deadline", wait=wait)
     lines = report(failed("deadline", 73, 1.0, cause, n=1024), Style(60))
-    at = next(i for i, line in enumerate(lines) if line.startswith("  arrived"))
-    assert lines[at] == "  arrived   100 processes (0 and others)"
-    assert lines[at + 1] == "      …/to/the/program/train.py:1   shoal.barrier()"
+    index = next(i for i, line in enumerate(lines) if line.startswith("  arrived"))
+    assert lines[index] == "  arrived   100 processes (0 and others)"
+    assert lines[index + 1] == "      …/to/the/program/train.py:1   shoal.barrier()"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_stream_that_is_not_utf_8_gets_ascii(encoding, is_ascii):
     assert Style.for_stream(True, 80, {}, encoding).ascii is is_ascii
 
 
-def test_what_is_painted():
+def test_styled_report_colors_headline_and_verdicts():
     lines = report(EXAMPLES["01"], Style(80, colour=True))
     assert lines[0].startswith("\x1b[1mshoal run: \x1b[0m\x1b[1;31mfailed\x1b[0m\x1b[1m after")
     assert "  \x1b[2m… 1 frame in numpy\x1b[0m" in lines
@@ -331,7 +331,7 @@ def test_long_values_are_shown_around_their_first_difference():
     rest = '"a": 1, ' * 12
     said = [f'{{{rest}"warmup": {n}, "lr": 0.1, {rest}}}' for n in (50, 500)]
     sides = tuple(
-        DivergenceSide(processes=these(i), said=one, place=at(3)) for i, one in enumerate(said)
+        DivergenceSide(processes=these(i), said=text, place=at(3)) for i, text in enumerate(said)
     )  # fmt: skip
     cause = Cause(
         processes=these(0, 1), kind="diverged",
@@ -364,7 +364,7 @@ def test_more_than_two_errors():
     ]
 
 
-def test_those_that_waited_at_one_place_have_one_sentence_whatever_their_exit_codes():
+def test_processes_that_waited_at_one_place_share_a_sentence():
     step, end = at(6, "barrier", "step"), at(9, "barrier", "end")
     others = [waiting(0, place=step, exit_code=72), waiting(3, place=end, exit_code=9)]
     others.append(waiting(2, 4, place=step, exit_code=9, peak_bytes=7))
@@ -376,7 +376,7 @@ def test_those_that_waited_at_one_place_have_one_sentence_whatever_their_exit_co
     ]
 
 
-def test_what_goes_first_if_there_are_too_many_lines():
+def test_long_report_drops_advice_first():
     frames = tuple(
         StackFrame(file="a.py", line=i, function=f"f{i}", source="g()") for i in range(9)
     )
@@ -512,7 +512,7 @@ def facts_of(num_processes: int) -> st.SearchStrategy[JobFailure]:
     )  # fmt: skip
     states = st.sampled_from(["waiting", "running", "left", "ended", "stopped", "unknown"])
     others = st.builds(
-        Others, processes=several, state=states, place=PLACES, step=st.none() | COUNTS,
+        BystanderState, processes=several, state=states, place=PLACES, step=st.none() | COUNTS,
         ended_by=SHORT, words=st.just("") | TEXT, peak_bytes=NUMBERS,
     )  # fmt: skip
     half = num_processes // 2
@@ -610,7 +610,7 @@ def squeezed(text: str) -> str:
     return re.sub(r"\s", "", text).replace("\\n", "")
 
 
-def test_what_several_processes_raised_is_said_alike():
+def test_equal_errors_of_several_processes_have_equal_words():
     hosts = ["h0", "h1", "h2"]
     said = ": save was ended\n."
     errors = [
@@ -618,4 +618,4 @@ def test_what_several_processes_raised_is_said_alike():
         for me in (ThisProcess(process, hosts) for process in (1, 2))
     ]
     ends = [Cause(processes=these(1), kind="exception", error=error) for error in errors]
-    assert {raised_words(one) for one in ends} == {"raised SaveAbortedError: save was ended"}
+    assert {raised_words(cause) for cause in ends} == {"raised SaveAbortedError: save was ended"}

@@ -15,19 +15,25 @@ from few import few
 from runtime.failures.example_failures import failed, these
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.host.digest import digest
-from shoal.arrays.host.record_trail import trail_lines
+from shoal.arrays.host.record_call import record_lines
 from shoal.checkpoint.saving.request import state_lines
 from shoal.checkpoint.saving.state import read_state
 from shoal.checkpoint.tree.names import name_of
 from shoal.collectives.leaves import leaf_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.runtime.failures.comparison import Said, compare_lines, compared, headline, needs
+from shoal.runtime.failures.comparison import (
+    ShownSide,
+    compare_lines,
+    divergence_error,
+    headline,
+    needs,
+)
 from shoal.runtime.failures.facts import Cause, to_json
 from shoal.runtime.failures.page import LINES
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
+from shoal.runtime.rules.call_record import RecordedCall
 from shoal.runtime.rules.first_difference import ENDED
-from shoal.runtime.rules.trail import TrailEntry
 
 PATHS = [
     path.split()
@@ -114,8 +120,8 @@ def lines_of_save(path, leaf, rows):
 
 def lines_of_put(path, leaf, rows):
     if leaf is None:
-        return [*trail_lines([Leaf("", ONE, rows)])][:1]
-    entry = TrailEntry("put", "", trail_lines([Leaf(keyed(path), leaf, rows)]), digest(leaf))
+        return [*record_lines([Leaf("", ONE, rows)])][:1]
+    entry = RecordedCall("put", "", record_lines([Leaf(keyed(path), leaf, rows)]), digest(leaf))
     return [*entry.lines]
 
 
@@ -141,10 +147,10 @@ def failure_of(call, one, other):
     pairs = zip_longest(one, other, fillvalue=ENDED)
     kind, said = compare_lines(next(pair for pair in pairs if pair[0] != pair[1]), ENDED)
     rows = [
-        Said([process], text, call=call, site="train.py:3 (main)")
+        ShownSide([process], text, call=call, site="train.py:3 (main)")
         for process, text in enumerate(said)
     ]
-    error = compared(headline(kind, call), rows, kind=kind, advice=needs(call, kind.what))
+    error = divergence_error(headline(kind, call), rows, kind=kind, advice=needs(call, kind.what))
     cause = Cause(processes=these(0, 1), kind="diverged", difference=error.difference)
     return failed("diverged", 70, 1.0, cause, n=2, advice=(needs(call, kind.what),))
 

@@ -122,9 +122,9 @@ def test_a_cut_is_between_words_and_its_mark_is_shorter_than_what_it_hides(text,
     hidden = text[len(head) : len(text) - len(tail)]
     assert columns(mark[0]) <= columns(hidden)
     assert mark[1] is None or mark[1].startswith(f" {len(hidden):,} ")
-    for at, is_outer in ((len(head), " " not in head), (len(text) - len(tail), " " not in tail)):
-        if text[:at] and text[at:] and " " not in text[at - 1 : at + 1]:
-            word = (text[:at].rpartition(" ")[2]) + text[at:].partition(" ")[0]
+    for cut, is_outer in ((len(head), " " not in head), (len(text) - len(tail), " " not in tail)):
+        if text[:cut] and text[cut:] and " " not in text[cut - 1 : cut + 1]:
+            word = (text[:cut].rpartition(" ")[2]) + text[cut:].partition(" ")[0]
             assert is_outer or len(word) > 40
 
 

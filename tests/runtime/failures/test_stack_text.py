@@ -117,7 +117,7 @@ def test_generated_code_is_the_program_s_only_where_nothing_else_is():
     assert [frame.function for frame in thread.of_program] == ["__init__"]
 
 
-def test_recursion_and_what_faulthandler_leaves_out_are_said():
+def test_recursion_and_truncated_stacks_are_noted():
     shown = shown_stacks("\n".join([HEAD, *[PROGRAM[0]] * 100, "  ..."]))
     assert shown.splitlines() == [
         "… more frames", 'File "train.py", line 4, in step', "  loss = f(x)",

@@ -33,10 +33,10 @@ def test_its_reports_are_those_of_the_examples():
         facts.Wait,
         facts.Waiting,
         facts.CheckpointFacts,
-        facts.Others,
+        facts.BystanderState,
     ],
 )
-def test_it_names_all_fields(kind):
+def test_stopping_page_names_every_field_of_failure_json(kind):
     table = PAGE[PAGE.index("## `failure.json`") :]
     names = {field.name for field in dataclasses.fields(kind)}
     assert [name for name in sorted(names) if f"`{name}`" not in table] == []

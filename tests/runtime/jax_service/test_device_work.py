@@ -35,7 +35,7 @@ def arrays(monkeypatch):
 def test_what_is_started_later_is_not_waited_for(arrays):
     first = Array()
     arrays.append(first)
-    is_done = device_work.until_now()
+    is_done = device_work.issued_work()
     arrays.append(Array())  # a thread goes on computing
     assert not is_done()
     first.state = "computed"
@@ -49,7 +49,7 @@ def test_the_last_program_is_started_when_the_arrays_are_computed(arrays, monkey
     started = []
     monkeypatch.setattr(device_work, "_mark", lambda devices: started.append(devices))
     arrays.append(Array())
-    is_done = device_work.until_now()
+    is_done = device_work.issued_work()
     assert not is_done()
     assert started == []
     arrays[0].state = "computed"

@@ -49,12 +49,12 @@ def test_initialize_logs_the_line(child_env):
 def test_a_private_name_that_is_gone_is_an_error_with_the_versions_to_take(module, monkeypatch):
     names = {**jax_runtime.PRIVATE, module: (*jax_runtime.PRIVATE[module], "renamed.here")}
     monkeypatch.setattr(jax_runtime, "PRIVATE", names)
-    words = (
+    message = (
         f"shoal {shoal.__version__} does not work with JAX {jax.__version__}, which has no "
         f"{module}.renamed.here\n"
         "install a newer shoal, or a JAX that this one was tested with: at most 0.12"
     )
-    with pytest.raises(InitializeError, match=f"^{re.escape(words)}$"):
+    with pytest.raises(InitializeError, match=f"^{re.escape(message)}$"):
         jax_runtime.check_version()
 
 
@@ -97,7 +97,7 @@ def used() -> set[str]:
         *modules, "api, distributed", "compilation_cache, compiler"
     }  # fmt: skip
     chains = (chain(node) for node in ast.walk(ast.parse(source)))
-    found = {".".join([modules[one[0]], *one[1:]]) for one in chains if one[0] in modules}
+    found = {".".join([modules[path[0]], *path[1:]]) for path in chains if path[0] in modules}
     lookup = r'getattr\(sys\.modules\.get\("(jax\._src[\w.]+)"\), "(\w+)"'
     return found | {f"{module}.{name}" for module, name in re.findall(lookup, source)}
 

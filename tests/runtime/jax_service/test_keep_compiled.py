@@ -24,16 +24,16 @@ HITS, REQUESTS = "cache_hits", "compile_requests_use_cache"
 @pytest.fixture
 def events(monkeypatch):
     """Return JAX's own events of its cache, which is as it was afterwards."""
-    found: list[str] = []
+    recorded: list[str] = []
     load, write = compilation_cache.get_executable_and_time, compiler._cache_write
     monkeypatch.setattr(compilation_cache, "get_executable_and_time", load)
     monkeypatch.setattr(compiler, "_cache_write", write)
 
     def listen(event: str, **_: object) -> None:
-        found.append(event.rpartition("/")[2])
+        recorded.append(event.rpartition("/")[2])
 
     monitoring.register_event_listener(listen)
-    yield found
+    yield recorded
     monitoring.unregister_event_listener(listen)
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
@@ -100,7 +100,7 @@ def test_an_entry_that_jax_cannot_load_is_a_line_once(tmp_path, events, caplog):
     assert events.count(HITS) == 0
     assert compute() == pytest.approx(RESULT)
     assert events.count(HITS) == 1
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "shoal"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "shoal"]
     assert line.startswith(f"JAX cannot load what it has stored in {tmp_path}/jax-")
 
 
@@ -112,7 +112,7 @@ def test_a_full_disk_is_a_line_once(tmp_path, events, caplog, monkeypatch):
 
     monkeypatch.setattr(os, "rename", rename)
     assert [compute(), compute()] == pytest.approx([RESULT] * 2)
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "shoal"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "shoal"]
     assert line.startswith(f"the compile cache takes no more programs: {tmp_path}/jax-")
     assert line.endswith(": No space left on device")
     assert stored(tmp_path) == []
@@ -143,8 +143,8 @@ def test_the_own_cache_of_jax_that_is_set_before_is_used(tmp_path, events, is_as
     own = tmp_path / "own"
     jax.config.update("jax_compilation_cache_dir", str(own))
     line = keep(tmp_path / "ours", is_asked=is_asked)
-    words = f"initialize(compile_cache=) has no effect: jax_compilation_cache_dir is {own}"
-    assert line == words * says
+    message = f"initialize(compile_cache=) has no effect: jax_compilation_cache_dir is {own}"
+    assert line == message * says
     own_cache(tmp_path)
 
 
@@ -213,6 +213,6 @@ def test_accelerators_that_compile_together_are_not_served(
     backend = types.SimpleNamespace(platform=platform)
     cache = compilation_cache._cache
     assert [cache.serves(backend), cache.serves(backend)] == [serves, serves]
-    lines = [one for one in caplog.records if one.name == "shoal"]
+    lines = [record for record in caplog.records if record.name == "shoal"]
     assert len(lines) == (not serves)
     assert all(line.levelno == logging.WARNING for line in lines)

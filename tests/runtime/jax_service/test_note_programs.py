@@ -24,19 +24,21 @@ def compile_or_get_cached(backend, computation, devices, *more, **options):
 @pytest.fixture
 def noted(monkeypatch):
     """Return the notes, of a JAX that takes its devices for those of two processes."""
-    found, given, own = [], [], compiler.compile_or_get_cached
+    programs, given, own = [], [], compiler.compile_or_get_cached
 
     def inner(backend, computation, devices, compile_options, *more, **options):
         return own(*given.pop(), compile_options, *more, **options)
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(compiler, "compile_or_get_cached", inner)
-    assert jax_runtime.note_programs(lambda owners, one: found.append((owners, one))) == ""
+    assert (
+        jax_runtime.note_programs(lambda owners, program: programs.append((owners, program))) == ""
+    )
     shown = SimpleNamespace(backend=SimpleNamespace(platform="cpu"), devices=devices_of(0, 1))
     scope = {"given": given, "hooked": compiler.compile_or_get_cached, "shown": shown}
     exec(compile(AS_JAX, compiler.__file__, "exec"), scope)
     monkeypatch.setattr(compiler, "compile_or_get_cached", scope["compile_or_get_cached"])
-    return SimpleNamespace(all=found, shown=shown)
+    return SimpleNamespace(all=programs, shown=shown)
 
 
 def devices_of(*processes: int) -> np.ndarray:
@@ -69,7 +71,7 @@ def test_a_program_is_noted_with_its_name_types_and_line(noted):
     assert "test_note_programs.py:" in program.site
 
 
-def test_a_call_of_what_is_compiled_already_is_not(noted):
+def test_call_of_a_compiled_program_is_not_a_compilation(noted):
     step = jax.jit(scaled(2.0))
     step(X)
     noted.all.clear()
@@ -83,9 +85,9 @@ def test_an_eager_operation_is_noted(noted):
 
 
 def test_equal_programs_have_one_digest_and_others_another(noted):
-    one, alike, other = (compiled(noted, scaled(rate), X) for rate in (0.1, 0.1, 0.2))
-    assert one.digest == alike.digest != other.digest
-    assert one[1:] == other[1:]
+    first, alike, other = (compiled(noted, scaled(rate), X) for rate in (0.1, 0.1, 0.2))
+    assert first.digest == alike.digest != other.digest
+    assert first[1:] == other[1:]
 
 
 def test_the_lines_of_a_program_are_no_part_of_it(noted):
@@ -97,17 +99,17 @@ def test_the_lines_of_a_program_are_no_part_of_it(noted):
 
 
 def test_callbacks_have_no_addresses(noted):
-    def traced(number):
-        return lambda x: jax.pure_callback(lambda v: v + number, X, x)
+    def traced(offset):
+        return lambda x: jax.pure_callback(lambda v: v + offset, X, x)
 
     assert compiled(noted, traced(1), X).digest == compiled(noted, traced(1), X).digest
 
 
 def test_large_constants_are_not_printed(noted):
     rng = np.random.default_rng(3)
-    one, other = (compiled(noted, scaled(rng.random(64).astype("f4")), np.ones(64, "f4"))
+    first, second = (compiled(noted, scaled(rng.random(64).astype("f4")), np.ones(64, "f4"))
                   for _ in range(2))  # fmt: skip
-    assert one.digest == other.digest
+    assert first.digest == second.digest
 
 
 def test_programs_of_one_process_are_not_noted(noted):
@@ -145,10 +147,10 @@ def test_a_note_that_fails_does_not_fail_the_program(noted, monkeypatch):
     assert float(jax.jit(scaled(4.0))(X)[0]) == 4.0
 
 
-def test_it_is_hooked_once(monkeypatch):
+def test_compilation_is_hooked_only_once(monkeypatch):
     monkeypatch.setattr(compiler, "compile_or_get_cached", compiler.compile_or_get_cached)
     for _ in range(2):  # a process may join one job after another
-        assert jax_runtime.note_programs(lambda owners, one: None) == ""
+        assert jax_runtime.note_programs(lambda owners, program: None) == ""
         wrapped = compiler.compile_or_get_cached.shoal_wraps
     assert not hasattr(wrapped, "shoal_wraps")
 
@@ -156,5 +158,5 @@ def test_it_is_hooked_once(monkeypatch):
 def test_a_jax_without_the_place_does_without(monkeypatch):
     hooks = {"jax._src.compiler": ("compile_or_get_cached(computation, backend)",)}
     monkeypatch.setattr(jax_runtime, "PROGRAM_HOOKS", hooks)
-    line = jax_runtime.note_programs(lambda owners, one: None)
+    line = jax_runtime.note_programs(lambda owners, program: None)
     assert line.startswith(f"compiled programs are not noted: JAX {jax.__version__} has no ")

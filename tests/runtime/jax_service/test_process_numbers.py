@@ -11,7 +11,7 @@ from shoal.runtime.jax_service.process_numbers import checked
 
 
 @given(st.permutations(range(6)), st.integers(0, 5), st.integers(1, 6))
-def test_any_order_is_taken(order, own, asked):
+def test_process_numbers_may_be_in_any_order(order, own, asked):
     numbers = dict(enumerate(order[:asked]))
     assert checked(numbers, own, order[own]) == numbers
 

@@ -105,7 +105,7 @@ def test_a_function_that_raises_is_logged_once_and_asked_again(heard, shoal_log)
 
 
 @pytest.mark.parametrize("answer", [True, False, 7, (), ("x", -1), ("x", "1"), ("x", 1, 2)])
-def test_an_answer_that_is_none_says_what_would_be_one(heard, shoal_log, answer):
+def test_invalid_answer_raises_with_what_is_expected(heard, shoal_log, answer):
     box, sources = heard
     answers = iter([answer, "at last"])
     watch(sources, poll=[lambda: next(answers, None)])
@@ -369,7 +369,7 @@ def test_by_default_sigterm_is_watched_unless_it_is_ignored():
         """) == ["SIGTERM"]
 
 
-def test_a_thread_that_asks_first_keeps_nobody_from_watching():
+def test_first_call_in_a_thread_does_not_prevent_watching():
     assert run("""
         import shoal
         thread = threading.Thread(target=shoal.preempted, args=(0,))
@@ -387,7 +387,7 @@ def test_the_public_functions_watch_in_the_process_that_calls_them():
         import shoal
         assert shoal.preempted(3) is False
         send()
-        stop = shoal.runtime.process.coordinator().stop
+        stop = shoal.runtime.process.client().stop
         while shoal.preemption.notice() is None: stop.wait(0, 60)
         notice = shoal.preemption.notice()
         print(notice.source, notice.step, shoal.preempted(3), shoal.preempted(4))

@@ -44,17 +44,17 @@ class Trace:
                 self.now += float(event[:-1])
                 self.take(self.meeting.tick(self.now))
                 continue
-            found = EVENT.fullmatch(event)
-            process, name, lane = int(found["process"]), found["name"], found["lane"] or "main"
-            group = found["group"] and tuple(map(int, found["group"].split(",")))
+            match = EVENT.fullmatch(event)
+            process, name, lane = int(match["process"]), match["name"], match["lane"] or "main"
+            group = match["group"] and tuple(map(int, match["group"].split(",")))
             if name == "lost":
                 self.lost = process  # the highest
                 self.take(self.meeting.depart(self.now, process, Departure("killed", "lost")))
-            elif found["leaves"]:
+            elif match["leaves"]:
                 self.leave(process, name)
             else:
                 self.lines.add((group, lane))
-                self.arrive(process, name, group, lane, follows=bool(found["later"]))
+                self.arrive(process, name, group, lane, follows=bool(match["later"]))
         return self
 
     def arrive(self, process, name, group, lane, *, follows=False):
@@ -119,8 +119,8 @@ def test_each_trace_of_the_page_ends_as_it_says(row):
 
 def since(trace, process):
     """Return what the last error of a process says of the calls before: a number, a place."""
-    found = trace.answers[trace.tickets[process][-1]].since
-    return found and tuple(found)
+    answer_since = trace.answers[trace.tickets[process][-1]].since
+    return answer_since and tuple(answer_since)
 
 
 def test_errors_say_since_which_call_they_follow_each_other():

@@ -6,31 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.runtime.rules.call_record import CallRecords, RecordedCall
 from shoal.runtime.rules.endings import WAIT_S, Endings
-from shoal.runtime.rules.trail import TrailEntry, Trails
-from shoal.runtime.rules.trail_marks import LatestMarks
+from shoal.runtime.rules.record_marks import LatestMarks
 
 GROUPS = (None, (0, 1), (1, 2, 3))
 PROCESSES = range(4)
 
 
-def trails_of(process, histories):
-    """Return the trails of a process that made these calls, by group and lane."""
-    trails = Trails(process, len(PROCESSES))
+def records_of(process, histories):
+    """Return the call records of a process that made these calls, by group and lane."""
+    call_records = CallRecords(process, len(PROCESSES))
     for (group, lane), values in histories.items():
         for value in values:
-            trails.record(TrailEntry("put", "a.py:1 (f)", ("x",), value), group=group, lane=lane)
-    return trails
+            call_records.record(
+                RecordedCall("put", "a.py:1 (f)", ("x",), value), group=group, lane=lane
+            )
+    return call_records
 
 
 def ended(calls, group=None, lane="main"):
-    """Return the trails of a process that made these calls in one lane."""
-    return trails_of(0, {(group, lane): calls}).all_compared()
+    """Return the call records of a process that made these calls in one lane."""
+    return records_of(0, {(group, lane): calls}).all_compared()
 
 
 def differ(said):
     """Return the processes of each side of each difference."""
-    return [[[*side.processes] for side in one.versions] for one in said]
+    return [[[*side.processes] for side in difference.versions] for difference in said]
 
 
 HISTORIES = st.dictionaries(
@@ -43,7 +45,7 @@ HISTORIES = st.dictionaries(
     st.permutations(PROCESSES),
     st.lists(st.sampled_from([0.0, 0.4, 1.5]), min_size=4, max_size=4),
 )
-def test_a_process_hears_of_a_difference_if_one_has_ended_with_other_calls_as_far_as_both_went(
+def test_difference_is_reported_to_a_process_if_an_exited_one_made_other_calls(
     histories, order, gaps
 ):
     endings, now, have_ended, waiting, told = Endings(4, LatestMarks()), 0.0, [], {}, {}
@@ -60,7 +62,7 @@ def test_a_process_hears_of_a_difference_if_one_has_ended_with_other_calls_as_fa
                 for made in [[histories[p].get(group, []) for p in members]]
                 if any(a[: len(b)] != b[: len(a)] for a in made for b in made)
             }
-            assert {one.group for one in told[reply.to]} == expected, own
+            assert {difference.group for difference in told[reply.to]} == expected, own
             assert waiting.pop(reply.to) + WAIT_S >= now
 
     for process, gap_s in zip(order, gaps, strict=True):
@@ -70,7 +72,9 @@ def test_a_process_hears_of_a_difference_if_one_has_ended_with_other_calls_as_fa
             look()
         now = until
         calls = {(g, "main"): v for g, v in histories[process].items() if not g or process in g}
-        endings.end(now, process, trails_of(process, calls).all_compared(), process, ticket=process)
+        endings.end(
+            now, process, records_of(process, calls).all_compared(), process, ticket=process
+        )
         have_ended.append(process)
         waiting[process] = now
         look()
@@ -98,7 +102,7 @@ def test_the_calls_of_another_lane_are_compared_as_far_as_both_go():
 
 
 @pytest.mark.parametrize("state", ["left", "lost"])
-def test_one_that_is_gone_is_not_waited_for_and_after_a_loss_nothing_is_compared(state):
+def test_departed_process_is_not_awaited_and_a_loss_disables_the_comparison(state):
     endings = Endings(3, LatestMarks())
     endings.end(0.0, 0, ended("a"), 0, ticket=1)
     endings.end(0.0, 1, ended("b"), 1, ticket=1)
@@ -125,7 +129,7 @@ def test_a_difference_that_was_known_before_a_loss_is_still_reported():
 def test_calls_that_count_from_different_points_are_not_compared():
     endings = Endings(3, LatestMarks())
     endings.end(0.0, 0, ended("ab"), 0, ticket=1)
-    since_a_loss = [one._replace(base="since a loss") for one in ended("xy")]
+    since_a_loss = [record._replace(base="since a loss") for record in ended("xy")]
     endings.end(0.0, 1, since_a_loss, 1, ticket=1)
     endings.end(0.0, 2, [], 2, ticket=1)  # unknown calls are not sent
     assert endings.answer(0.0)[0] == []

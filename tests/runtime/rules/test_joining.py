@@ -42,12 +42,12 @@ def told(replies):
 
 
 def text_of(reply):
-    found = refusal_of_row(json.loads(json.dumps(reply.refusal)))
-    assert found == reply.refusal
-    return refusal_text(found)
+    refusal = refusal_of_row(json.loads(json.dumps(reply.refusal)))
+    assert refusal == reply.refusal
+    return refusal_text(refusal)
 
 
-def test_nobody_is_welcome_before_all_are_here():
+def test_no_process_is_welcomed_before_all_have_joined():
     joining = Joining(3)
     assert joining.hello(0.0, hello(2), "c") == []
     assert joining.hello(0.0, hello(0), "a") == []
@@ -76,7 +76,7 @@ def test_any_process_may_bring_the_address_of_jax_and_the_servers_own_wins():
         (hello(1, protocol=99), f"speaks protocol 99, the coordinator {PROTOCOL}"),
     ],
 )
-def test_one_wrong_hello_ends_it_at_once_for_all_and_for_those_who_come_later(wrong, words):
+def test_one_invalid_hello_ends_joining_for_all_and_for_later_processes(wrong, words):
     joining = Joining(3)
     joining.hello(0.0, hello(0), "right")
     refusals = told(joining.hello(1.0, wrong, "wrong"))
@@ -86,12 +86,12 @@ def test_one_wrong_hello_ends_it_at_once_for_all_and_for_those_who_come_later(wr
     assert told(joining.hello(2.0, hello(2), "late")) == {"late": refusals["right"]}
 
 
-def test_all_that_is_wrong_with_a_hello_is_said():
+def test_refusal_lists_every_problem_of_a_hello():
     refusal = told(Joining(3).hello(0.0, hello(9, num_processes=8, protocol=99), "x"))["x"]
     assert refusal.count(";") == 2
 
 
-def test_the_earliest_deadline_ends_it_and_names_all_who_are_missing():
+def test_earliest_deadline_ends_joining_and_names_all_missing_processes():
     joining = Joining(3)
     joining.hello(0.0, hello(0, timeout_s=9), "a")
     joining.hello(2.0, hello(2, timeout_s=5), "c")
@@ -115,7 +115,7 @@ def test_a_process_that_dies_while_others_wait_ends_it():
     assert "process 1 (host1, pid 101) died" in text_of(reply)
 
 
-def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
+def test_abandoned_coordinator_refuses_the_waiting_processes():
     joining = Joining(3)
     joining.hello(0.0, hello(1), "b")
     [reply] = joining.abandon(1.0)
@@ -124,7 +124,7 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
     assert joining.abandon(2.0) == []
 
 
-def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
+def test_wrong_token_does_not_end_joining_but_is_mentioned_at_the_deadline():
     joining = Joining(2)
     header = {"process": 1, "nonce": "x"}
     wrong = joining.refuse_stranger(header, "1.2.3.4", "a")
@@ -172,7 +172,7 @@ WRONG_REFUSALS = {
 
 
 @pytest.mark.parametrize("name", WRONG_REFUSALS)
-def test_a_refusal_that_is_none_is_an_error_of_the_frame(name):
+def test_malformed_refusal_raises_frame_error(name):
     with pytest.raises(FrameError):
         refusal_of_row(json.loads(json.dumps(WRONG_REFUSALS[name])))
 

@@ -20,10 +20,10 @@ def watched(count=1, limits=LIMITS):
 
 
 def told(verdicts):
-    return [(key, state, words) for key, state, words, _ in verdicts]
+    return [(key, state, reason) for key, state, reason, _ in verdicts]
 
 
-def test_who_beats_is_never_mentioned():
+def test_process_with_heartbeats_is_never_reported():
     liveness = watched(2)
     for second in range(100):
         assert not liveness.beat(second, 0)
@@ -32,14 +32,14 @@ def test_who_beats_is_never_mentioned():
     assert liveness.next_deadline() == 109.0
 
 
-def test_who_is_silent_is_named_once_and_is_lost_much_later():
+def test_silent_process_is_reported_once_and_lost_much_later():
     liveness = watched(2)
     liveness.beat(5.0, 1)
     assert liveness.next_deadline() == 10.0
     assert liveness.tick(9.9) == []
-    [(key, state, words, silent_s)] = liveness.tick(10.0)
+    [(key, state, reason, silent_s)] = liveness.tick(10.0)
     assert (key, state, silent_s) == (0, "silent", 10.0)
-    assert words == "silent for 10 s; it may hold the interpreter lock"
+    assert reason == "silent for 10 s; it may hold the interpreter lock"
     assert liveness.tick(14.9) == []
     liveness.forget(1)
     assert liveness.next_deadline() == 60.0
@@ -49,7 +49,7 @@ def test_who_is_silent_is_named_once_and_is_lost_much_later():
     assert liveness.tick(1e9) == []
 
 
-def test_who_speaks_again_is_here_again_and_may_be_silent_again():
+def test_silent_process_recovers_with_a_heartbeat_and_can_be_silent_again():
     liveness = watched()
     liveness.tick(10.0)
     assert liveness.beat(40.0, 0)
@@ -60,7 +60,7 @@ def test_who_speaks_again_is_here_again_and_may_be_silent_again():
     assert not liveness.beat(102.0, 0), "nobody comes back from the dead"
 
 
-def test_who_is_stopped_is_lost_as_soon_as_it_is_silent():
+def test_stopped_process_is_lost_as_soon_as_it_is_silent():
     liveness = watched(3)
     liveness.states(3.0, (0, 1), stopped=(0,), ended=())
     assert liveness.tick(9.9) == []
@@ -75,7 +75,7 @@ def test_who_is_stopped_is_lost_as_soon_as_it_is_silent():
     assert liveness.is_quiet(2)
 
 
-def test_who_is_continued_has_time_to_speak():
+def test_continued_process_has_time_to_send_a_heartbeat():
     liveness = watched(limits=LIMITS._replace(lost_after_s=math.inf))
     liveness.states(0.0, (0,), stopped=(0,), ended=())
     assert liveness.tick(3600.0) == []
@@ -85,10 +85,10 @@ def test_who_is_continued_has_time_to_speak():
     assert told(liveness.tick(3660.0)) == [(0, "lost", "silent for 60 s")]
 
 
-def test_who_has_ended_is_lost_unless_its_connection_says_more_at_once():
+def test_exited_process_is_lost_unless_its_connection_reports_first():
     liveness = watched(2)
     liveness.states(1.0, (0, 1), stopped=(), ended=(0, 1))
-    liveness.states(1.2, (0, 1), stopped=(), ended=(0, 1))  # a keeper repeats itself
+    liveness.states(1.2, (0, 1), stopped=(), ended=(0, 1))  # a host agent repeats itself
     assert liveness.tick(1.2) == []
     liveness.forget(1)  # a BYE, or its end
     assert liveness.next_deadline() == 1.3
@@ -165,7 +165,7 @@ SECONDS = st.sampled_from([5.0, 10.0, 60.0, math.inf])
 
 
 @given(st.lists(EVENTS, max_size=40), SECONDS, SECONDS)
-def test_any_history_names_nobody_too_early_and_nobody_too_late(events, lost_s, silent_lost_s):
+def test_no_event_history_reports_a_process_too_early_or_too_late(events, lost_s, silent_lost_s):
     limits = Limits(2.0, lost_s, silent_lost_s)
     liveness, now = watched(3, limits), 0.0
     signs = dict.fromkeys(range(3), 0.0)  # who is here: since when it has been silent

@@ -59,12 +59,12 @@ def test_the_last_arrival_releases_all_with_all_payloads_in_order():
     assert list(table.answers[keys[0]].payloads.items()) == [(0, b"\0"), (1, b"\1"), (2, b"\2")]
 
 
-def test_one_process_meets_itself():
+def test_job_of_one_process_meets_at_once():
     table = Table(1)
     assert table.kind(table.arrive(0)) == "ok"
 
 
-def test_the_earliest_deadline_ends_the_wait_and_late_arrivers_are_told_at_once():
+def test_earliest_deadline_ends_the_wait_and_answers_late_arrivals_at_once():
     table = Table(3)
     patient = table.arrive(0, timeout_s=100)
     hasty = table.arrive(1, timeout_s=5)
@@ -83,7 +83,7 @@ def test_the_earliest_deadline_ends_the_wait_and_late_arrivers_are_told_at_once(
     assert {table.kind(k) for k in keys} == {"ok"}
 
 
-def test_a_process_that_is_several_points_behind_is_told_of_each():
+def test_process_several_points_behind_gets_the_deadline_of_each():
     table = Table(2)
     for name in ("a", "b"):
         table.arrive(0, name, timeout_s=1)
@@ -126,7 +126,7 @@ def test_groups_and_lanes_are_counted_apart():
     assert table.kind(other) == "ok"
 
 
-def test_two_that_wait_for_each_other_are_told_at_once():
+def test_processes_that_wait_for_each_other_diverge_at_once():
     table = Table(3)
     pair = table.arrive(0, "pair", group=(0, 1))
     everybody = table.arrive(1, "all")
@@ -139,7 +139,7 @@ def test_two_that_wait_for_each_other_are_told_at_once():
     assert table.kind(table.arrive(2, "all")) == "diverged"
 
 
-def test_several_that_wait_at_one_point_are_told_of_together():
+def test_processes_that_wait_at_one_point_are_one_side_of_the_cycle():
     table = Table(4)
     keys = [table.arrive(p, "all", site="t.py:1 (f)") for p in (1, 2)]
     keys.append(table.arrive(0, "pair", group=(0, 1)))
@@ -149,7 +149,7 @@ def test_several_that_wait_at_one_point_are_told_of_together():
     ]
 
 
-def test_a_deadline_tells_the_seconds_given_and_where_the_others_waited():
+def test_deadline_answer_has_the_given_seconds_and_where_the_others_waited():
     table = Table(2)
     waits = table.arrive(0, "epoch", timeout_s=Allowance(1.8, 4.0), site="t.py:1 (f)")
     table.advance(1.8)
@@ -170,7 +170,7 @@ def test_a_circle_of_three_is_found_and_a_bystander_waits_on():
     assert table.kind(bystander) == "waits"
 
 
-def test_waiting_for_somebody_who_waits_elsewhere_is_no_circle():
+def test_waiting_for_a_process_that_waits_elsewhere_is_not_a_cycle():
     table = Table(3)
     everybody = table.arrive(0, "all")
     pair = table.arrive(1, "pair", group=(1, 2))
@@ -188,7 +188,7 @@ def test_other_lanes_of_a_process_are_no_circle():
 
 
 @pytest.mark.parametrize(("state", "kind"), [("lost", "lost"), ("failed", "failed")])
-def test_who_is_gone_ends_waits_now_and_later_but_not_those_of_others(state, kind):
+def test_departed_process_ends_present_and_later_waits_for_it_only(state, kind):
     table = Table(3)
     waiting = table.arrive(0)
     others = table.arrive(0, "pair", group=(0, 2), lane="side")
@@ -201,7 +201,7 @@ def test_who_is_gone_ends_waits_now_and_later_but_not_those_of_others(state, kin
     assert [table.kind(table.arrive(p)) for p in (0, 2)] == [kind, kind]
 
 
-def test_who_had_come_and_is_lost_ends_the_wait_too():
+def test_loss_of_a_process_that_had_arrived_ends_the_wait():
     table = Table(3)
     table.arrive(1)
     waiting = table.arrive(0)
@@ -209,7 +209,7 @@ def test_who_had_come_and_is_lost_ends_the_wait_too():
     assert table.kind(waiting) == "lost"
 
 
-def test_who_leaves_in_peace_keeps_the_word_it_gave():
+def test_arrival_of_a_process_that_left_in_order_still_counts():
     table = Table(3)
     table.arrive(1, "last")
     waiting = table.arrive(0, "last")
@@ -257,7 +257,7 @@ def test_of_those_that_wait_at_one_place_the_first_reports_it():
     for p, line in ((2, 9), (0, 9), (1, 12)):
         table.arrive(p, "epoch", site=f"t.py:{line} (main)")
     said = [table.meeting.waiting_for(table.now, p, "main") for p in (2, 0, 1, 2)]
-    assert [one and one.missing for one in said] == [[3], None, [3], None]
+    assert [report and report.missing for report in said] == [[3], None, [3], None]
     for p in (3, 2, 0):
         table.arrive(p, "epoch", site="t.py:9 (main)")
     assert table.meeting.waiting_for(table.now, 0, "main").missing == [1, 3]
@@ -366,7 +366,7 @@ class Oracle:
 
 
 @given(st.lists(ACTIONS, max_size=40))
-def test_any_history_answers_all_or_none_and_nobody_past_the_deadline(actions):
+def test_any_history_answers_all_or_none_and_no_wait_exceeds_its_deadline(actions):
     oracle = Oracle()
     for verb, *values in actions:
         if verb == "arrive":
@@ -386,11 +386,11 @@ def test_any_history_answers_all_or_none_and_nobody_past_the_deadline(actions):
 
 
 def test_a_small_group_is_not_compared_with_thousands_of_others():
-    class Others(list):
+    class BystanderState(list):
         def __iter__(self):
             raise AssertionError("looked at all of them")
 
     start = Gathering(Line(((0, 1), "main"), range(9)), Point("x"))
     start.arrived[0] = WaitingProcess("to", 1, Point("x"), b"", 0.0)
-    others = Others(5 * [start])
+    others = BystanderState(5 * [start])
     assert find_cycle(0, start, others, lambda process: None, gone=()) == []

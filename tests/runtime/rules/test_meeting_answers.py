@@ -12,20 +12,20 @@ from shoal.runtime.rules.meeting_answers import (
     FailingSince,
     MeetingSide,
     ProcessesGone,
+    RecordsApart,
     ServicesLost,
     SidesDiffer,
     StillMissing,
     SurvivorsMet,
     TooLate,
-    TrailsApart,
     WaitCycle,
     outcome_of,
 )
 from shoal.runtime.rules.point import Departure, Fingerprint
-from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
+from shoal.runtime.rules.record_marks import RecordVersion, RecordVersions
 from shoal.runtime.wire.frames import FrameError
 
-VERSIONS = [TrailVersion("3:ab", "w", "t.py:1", [0]), TrailVersion("", "", "", [1, 2])]
+VERSIONS = [RecordVersion("3:ab", "w", "t.py:1", [0]), RecordVersion("", "", "", [1, 2])]
 TRAVELS = [
     (
         SurvivorsMet([0, 2], [(1, "lost", "killed")], [("JAX's service", "cut off")]),
@@ -52,11 +52,11 @@ TRAVELS = [
         '"since": [1, "barrier \'a\'"]}',
     ),
     (
-        TrailsApart(TrailVersions(VERSIONS)),
+        RecordsApart(RecordVersions(VERSIONS)),
         '{"trails": [["3:ab", "w", "t.py:1", [0]], ["", "", "", [1, 2]]]}',
     ),
     (
-        TrailsApart(TrailVersions(VERSIONS, "data")),
+        RecordsApart(RecordVersions(VERSIONS, "data")),
         '{"trails": [["3:ab", "w", "t.py:1", [0]], ["", "", "", [1, 2]]], "lane": "data"}',
     ),
     (
@@ -96,12 +96,12 @@ def test_an_outcome_travels_and_comes_back(answer, text):
     assert again.is_success is isinstance(answer, SurvivorsMet)
 
 
-def test_who_is_missing_travels_too():
+def test_missing_processes_survive_serialization():
     waiting = StillMissing([1], [(1, "joined")])
     assert json.dumps(waiting.facts) == '{"missing": [1], "words": [[1, "joined"]]}'
     assert StillMissing.of(json.loads(json.dumps(waiting.facts))) == waiting
 
 
-def test_what_is_no_outcome_is_refused():
+def test_unknown_answer_is_refused():
     with pytest.raises(FrameError, match="unknown answer 'fine'"):
         outcome_of("fine", {})

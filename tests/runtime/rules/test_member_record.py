@@ -27,7 +27,7 @@ def test_a_step_that_begins_right_after_a_meeting_is_where_it_is(record):
     assert member.last_words == f"step 6, last at {STEP}, 3.0 s ago"
 
 
-def test_a_beat_that_tells_of_the_meeting_again_or_of_what_was_before_is_no_news(record):
+def test_heartbeat_with_a_repeated_or_older_call_is_ignored(record):
     record.note(100.0, "last at", EPOCH)
     for place, since_s in (("'epoch' (t.py:9)", 1.9), (STEP, 2.5)):
         record.take_beat(102.0, beat(place, since_s))
@@ -35,7 +35,7 @@ def test_a_beat_that_tells_of_the_meeting_again_or_of_what_was_before_is_no_news
         assert record.member(103.0).since_s == 3.0
 
 
-def test_who_is_stopped_is_shown_as_stopped_while_it_is(record):
+def test_stopped_process_is_shown_as_stopped_until_it_continues(record):
     record.note(1.0, "last at", EPOCH)
     record.stop(2.0, is_stopped=True)
     record.stop(4.0, is_stopped=True)
@@ -58,7 +58,7 @@ def test_the_call_and_a_standstill_are_fields(record):
     assert record.member(8.0).still == ""
 
 
-def test_how_it_went_says_where_it_was_last(record):
+def test_departure_has_the_last_place_of_the_process(record):
     record.take_beat(2.0, beat(STEP, 0.5))
     record.stop(3.0, is_stopped=True)
     record.leave(4.0, Departure("killed", "lost"))
@@ -67,7 +67,7 @@ def test_how_it_went_says_where_it_was_last(record):
     assert (member.state, member.last_words) == ("lost", "killed, 2.0 s ago")
 
 
-def test_a_traceback_says_where_by_itself_and_who_did_nothing_was_nowhere(record):
+def test_departure_words_are_unchanged_for_tracebacks_and_without_calls(record):
     record.leave(1.0, Departure("killed", "lost"))
     assert record.departure.words == "killed"
     other = Record(2, "c", 18, 0.0)

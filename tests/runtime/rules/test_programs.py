@@ -65,19 +65,19 @@ ALONE_ROW = [["d", "jit(f)", "f32[8]", 2, "a.py:1"], [[0, 0]], [[1, 1]], [[0, 1]
 
 def lines(job, **more):
     """Return the differences in words, once they have been sent."""
-    found = job.sets.differences(**more)
-    assert differences_of(json.loads(json.dumps(found))) == found
-    return program_lines(found)
+    differences = job.sets.differences(**more)
+    assert differences_of(json.loads(json.dumps(differences))) == differences
+    return program_lines(differences)
 
 
-def test_a_difference_counts_once_two_meetings_have_passed():
+def test_difference_is_reported_once_after_two_synchronizations():
     job = Job(2)
     job.compile(0, 1)
-    found = []
+    beats = []
     for _ in range(4):
-        found.append((job.beat(), len(lines(job))))
+        beats.append((job.beat(), len(lines(job))))
         job.meet()
-    assert found == [(False, 0), (False, 0), (True, 1), (False, 1)]
+    assert beats == [(False, 0), (False, 0), (True, 1), (False, 1)]
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -105,8 +105,8 @@ def test_a_process_whose_heartbeat_is_late_is_on_neither_side_yet():
     assert not job.beat(1, 0)
     assert lines(job) == []
     assert job.beat(2)
-    (one,) = job.sets.differences().shown
-    assert (one.have, one.lack) == (((1, 2),), ((0, 0),))
+    (difference,) = job.sets.differences().shown
+    assert (difference.have, difference.lack) == (((1, 2),), ((0, 0),))
 
 
 def test_where_nothing_moves_every_difference_is_shown():
@@ -115,7 +115,7 @@ def test_where_nothing_moves_every_difference_is_shown():
     job.compile(0, 1)
     job.beat()
     assert lines(job) == []
-    assert [one[: len(ALONE)] for one in lines(job, still=[1])] == [ALONE]
+    assert [line[: len(ALONE)] for line in lines(job, still=[1])] == [ALONE]
     assert lines(job, still=[0]) == []  # the two others may be about to compile it
 
 
@@ -152,14 +152,14 @@ WORDS = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_words(name):
-    compiled, words = WORDS[name]
+    compiled, message = WORDS[name]
     job = Job(3)
     for process, number, called in compiled:
         job.compile(process, number, name=called)
     job.meet()
     job.meet()
     job.beat()
-    assert lines(job) == [words]
+    assert lines(job) == [message]
 
 
 def test_sets_of_owners_are_apart():
@@ -192,7 +192,7 @@ def test_a_heartbeat_is_bounded_and_none_lacks_what_is_not_sent_yet():
     job.meet()
     job.meet()
     job.beat(0)
-    sizes = [sum(len(one.programs) for one in job.notes[1].beat()) for _ in range(4)]
+    sizes = [sum(len(noted.programs) for noted in job.notes[1].beat()) for _ in range(4)]
     assert sizes == [MOST_SENT] * 3 + [0]
     for _ in range(3):
         job.beat(0)
@@ -217,13 +217,13 @@ def test_what_exceeds_the_bounds_is_no_difference():
 
 def test_a_job_of_threads_has_them_in_its_status():
     job = LocalJob(2)
-    for coordinator in job.coordinators:
-        coordinator.programs.is_noting = True
-    job.coordinators[1].programs.note([0, 1], program(1))
+    for client in job.clients:
+        client.programs.is_noting = True
+    job.clients[1].programs.note([0, 1], program(1))
     for _ in range(2):
-        for coordinator in job.coordinators:
-            coordinator.programs.meet(None)
-    known = job.coordinators[0].job_state(timeout_s=1.0)
+        for client in job.clients:
+            client.programs.meet(None)
+    known = job.clients[0].job_state(timeout_s=1.0)
     status = JobStatus(tuple(known.members), tuple(program_lines(known.programs)))
     (line,) = status.programs
     assert line.startswith("process 1 alone has compiled jit(f1) ")
@@ -253,11 +253,11 @@ def test_equal_programs_are_never_a_difference_and_one_that_is_missing_always_is
             late += 1
         elif number == skips:
             late = 0
-        found = job.sets.differences().shown
-        assert [one.program.name for one in found] in ([], [f"jit(f{skips})"])
-        assert [one.lack for one in found] == [((odd, odd),)] * len(found)
+        shown = job.sets.differences().shown
+        assert [difference.program.name for difference in shown] in ([], [f"jit(f{skips})"])
+        assert [difference.lack for difference in shown] == [((odd, odd),)] * len(shown)
     job.beat()
-    names = [one.program.name for one in job.sets.differences().shown]
+    names = [difference.program.name for difference in job.sets.differences().shown]
     assert names == ([f"jit(f{skips})"] if late is not None and late >= 2 else [])
 
 
@@ -273,7 +273,7 @@ WRONG_DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", WRONG_DIFFERENCES)
-def test_differences_that_are_none_are_an_error_of_the_frame(name):
+def test_malformed_differences_raise_frame_error(name):
     with pytest.raises(FrameError):
         differences_of(WRONG_DIFFERENCES[name])
 
@@ -284,18 +284,18 @@ def test_differences_in_a_large_job_are_small():
     sets.receive(0, [Noted(None, 0, 40, [(program(n), 0) for n in range(40)])])
     for process in owners:
         sets.receive(process, [Noted(None, 2, 40 if process == 0 else 0, [])])
-    found = sets.differences()
-    assert (len(found.shown), found.left_out) == (32, 8)
-    assert found.shown[0].lack == ((1, 4095),)
-    assert len(json.dumps(found)) < 8192
+    differences = sets.differences()
+    assert (len(differences.shown), differences.left_out) == (32, 8)
+    assert differences.shown[0].lack == ((1, 4095),)
+    assert len(json.dumps(differences)) < 8192
 
 
 def test_differences_are_joined_and_counted():
     ones = [ProgramDifference(program(n), ((0, 0),), ((1, 1),), ((0, 1),), None) for n in range(5)]
-    found = Differences(tuple(ones[:3])).joined(Differences(tuple(ones[2:]), left_out=2))
-    assert found == Differences(tuple(ones), left_out=2)
-    assert found.most(2) == Differences(tuple(ones[:2]), left_out=5)
-    assert program_lines(found.most(1))[1:] == ["and 6 more"]
+    joined = Differences(tuple(ones[:3])).joined(Differences(tuple(ones[2:]), left_out=2))
+    assert joined == Differences(tuple(ones), left_out=2)
+    assert joined.most(2) == Differences(tuple(ones[:2]), left_out=5)
+    assert program_lines(joined.most(1))[1:] == ["and 6 more"]
 
 
 ROWS = {
@@ -326,9 +326,9 @@ def test_long_texts_are_cut():
 def test_a_program_in_words():
     main = b"module @jit_step attributes {} {\n  func.func public @main(%arg0: tensor<8x4xf32> {a}"
     main += b"".join(b", %%arg%d: tensor<i32>" % n for n in range(1, 5)) + b") -> tensor<f32> {}}"
-    found = program_of(main, [0, 1], "a.py:1")
-    assert found[1:] == ("jit(step)", "f32[8,4], i32[], i32[] and 2 more", 2, "a.py:1")
-    assert program_of(main, [1, 0], "a.py:1").digest != found.digest
+    compiled = program_of(main, [0, 1], "a.py:1")
+    assert compiled[1:] == ("jit(step)", "f32[8,4], i32[], i32[] and 2 more", 2, "a.py:1")
+    assert program_of(main, [1, 0], "a.py:1").digest != compiled.digest
     assert program_of(b"", [], "").name == "a program"
     complex_one = b"module @pmap {\n func @main(%arg0: tensor<2xcomplex<f32>> {x}) {} }"
     assert program_of(complex_one, [0], "")[1:3] == ("pmap", "c64[2]")
@@ -338,5 +338,5 @@ def test_a_program_in_words():
 def test_the_address_of_what_is_called_is_left_out(target):
     text = b'module @jit_f { custom_call @%s(%%arg0) {backend_config = "%s"} }'
     addresses = rb"\10\05\EA\CD4\7F\00\00", b"4712"
-    one, other = (program_of(text % (target.encode(), of), [0], "") for of in addresses)
-    assert one == other
+    first, second = (program_of(text % (target.encode(), of), [0], "") for of in addresses)
+    assert first == second

@@ -53,9 +53,9 @@ class Program(NamedTuple):
         """Whether no process makes a call more or less than the others."""
         return not {*self.differences.values()} & {*APART}
 
-    def kinds(self, number):
+    def kinds(self, call):
         """What differs in a call."""
-        return {kind for (_, at), kind in self.differences.items() if at == number}
+        return {kind for (_, index), kind in self.differences.items() if index == call}
 
     @property
     def lines(self):
@@ -82,7 +82,7 @@ def program_of(seed, kinds=(*IN_STEP, *APART)):
         number = chance.randrange(len(calls))
         process = chance.choice(calls[number].group or range(processes))
         kind = chance.choice(kinds)
-        others = [other for (_, at), other in differences.items() if at == number]
+        others = [other for (_, index), other in differences.items() if index == number]
         is_of_all = processes > 2 and calls[number].group is None
         if "some" not in others and (kind != "some" or (is_of_all and not others)):
             differences[process, number] = kind
@@ -164,9 +164,9 @@ class Actor:
         for stage in range(call.points):
             if (stage, kind) in ((0, "before"), (1, "between")):
                 return self.leave(call, stage)
-            trail = f"1:{'ab' if kind == 'trail' else 'cd'}"
+            call_record = f"1:{'ab' if kind == 'trail' else 'cd'}"
             point = Point(call.name, call.group, lane, value, survivors=call.survivors,
-                          follows=stage > 0, trail=trail)  # fmt: skip
+                          follows=stage > 0, call_record=call_record)  # fmt: skip
             self.sent[lane] += 1
             ticket = play.arrive(self.process, point, b"%d" % number, LIMITS_S.get(kind, 10.0))
             if kind == "interrupt" and ticket not in play.answers:
@@ -262,8 +262,8 @@ class Play:
         """Return the call that did not end alike on all: with its own payloads, or in one error."""
         for number, call in enumerate(self.program.calls):
             members = call.group or range(self.program.processes)
-            ends = [one for p in members for one in self.actors[p].ends if one.number == number]
-            answers = [one.answer for one in ends if one.answer is not None]
+            ends = [end for p in members for end in self.actors[p].ends if end.number == number]
+            answers = [end.answer for end in ends if end.answer is not None]
             if any(answer != answers[0] for answer in answers):
                 return f"call {number}: {answers}"
             payloads = {*getattr(answers[0], "payloads", {}).values()} if answers else set()
@@ -276,8 +276,8 @@ class Play:
 def test_after_any_differences_all_are_at_one_count(kinds):
     for seed in range(PROGRAMS):
         program = program_of(seed, kinds)
-        found = Play(program).run()
-        assert not found, f"seed {seed}: {found}\n{program}"
+        problem = Play(program).run()
+        assert not problem, f"seed {seed}: {problem}\n{program}"
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,13 @@ def test_the_lowest_that_lives_reports_once_it_has_confirmed():
     assert ask(reporting, 9.3, 0, [0]) == {0: False}, "there is a report"
 
 
-def test_one_that_asks_has_confirmed():
+def test_process_that_requests_to_report_has_confirmed():
     reporting = Reporting()
     assert ask(reporting, 0.0, 3, [1, 3]) == {}
     assert ask(reporting, 0.2, 1, [1, 3]) == {1: True, 3: False}
 
 
-def test_one_that_has_raised_the_error_does_not_wait_for_a_lower_one():
+def test_process_that_has_raised_does_not_wait_for_a_lower_one():
     reporting = Reporting()
     assert reporting.ask(0.0, 2, 2, 7, [1, 2], waits=False) == [(2, 7, False)]
     assert reporting.expected is None

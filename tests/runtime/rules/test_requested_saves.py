@@ -19,7 +19,7 @@ from shoal.runtime.rules.requested_saves import (
     SaveReport,
     SaveRequests,
 )
-from shoal.runtime.rules.stopping import ReceivedNotice, Stop
+from shoal.runtime.rules.stopping import PreemptionState, ReceivedNotice
 
 TERM = ReceivedNotice("Terminated", "SIGTERM")
 
@@ -30,7 +30,7 @@ class World:
     def __init__(self, processes, *, saves_each=0):
         self.has_notice = False
         self.requests = SaveRequests(processes, lambda: self.has_notice)
-        self.stops = [Stop(p, lambda: 0.0) for p in range(processes)]
+        self.stops = [PreemptionState(p, lambda: 0.0) for p in range(processes)]
         for stop in self.stops:
             stop.saves.begin_history(BY_STEPS, is_all=True)
         self.up = [deque() for _ in self.stops]
@@ -43,12 +43,12 @@ class World:
         self.states = []  # what the observers have received
 
     def send(self, sent):
-        for one in sent:
-            if isinstance(one, SaveOrder):
+        for message in sent:
+            if isinstance(message, SaveOrder):
                 for queue in self.down:
-                    queue.append(one)
+                    queue.append(message)
             else:
-                self.states.append((one.to, one.answer.state, one.answer.step))
+                self.states.append((message.to, message.answer.state, message.answer.step))
 
     def call(self, p):
         """Go on in a loop: it asks at each step, calls `save` if it shall, which asks and begins.
@@ -153,17 +153,17 @@ def test_processes_save_the_same_steps(processes, every, actions):
     for name, p, number in actions:
         world.act(name, p, number)
     world.settle()
-    one, *others = (world.requested[p] for p in sorted(world.living))
-    assert all(other == one for other in others)
+    first, *others = (world.requested[p] for p in sorted(world.living))
+    assert all(other == first for other in others)
     asked = {number for name, p, number in actions if name == "request"}
     states = {state for _, state, _ in world.states}
     if not world.has_notice and world.states:
         assert "preempted" not in states
-        assert len(one) == len(set(one))
+        assert len(first) == len(set(first))
         committed = {to for to, state, _ in world.states if state == "committed"}
         assert {to for to, _, _ in world.states} <= committed <= asked
         steps = [step for _, state, step in world.states if state == "committed"]
-        assert set(steps) == set(one), "each request is answered by a step that was saved for it"
+        assert set(steps) == set(first), "each request is answered by a step that was saved for it"
 
 
 @settings(max_examples=100, deadline=None)
@@ -242,7 +242,7 @@ def test_a_later_request_has_a_save_of_its_own():
     requests.request("a", 1)
     assert requests.request("b", 1) == []  # it joins: no step is agreed
     replies = requests.receive(0, SaveReport(1, ANSWERED, 4, EACH_CALL))[1:]
-    assert [(one.to, one.answer.state, one.answer.is_by_steps) for one in replies] == [
+    assert [(reply.to, reply.answer.state, reply.answer.is_by_steps) for reply in replies] == [
         ("a", "agreed", False),
         ("b", "agreed", False),
     ]
@@ -250,8 +250,11 @@ def test_a_later_request_has_a_save_of_its_own():
     order, told = requests.receive(0, SaveReport(2, ANSWERED, 5, BY_STEPS))
     assert (order, told.to) == (SaveOrder(2, 6), "c")
     told = requests.receive(0, SaveReport(1, COMMITTED, 5))
-    assert [(one.to, one.answer.state) for one in told] == [("a", "committed"), ("b", "committed")]
-    assert [one.to for one in requests.receive(0, SaveReport(2, COMMITTED, 6))] == ["c"]
+    assert [(reply.to, reply.answer.state) for reply in told] == [
+        ("a", "committed"),
+        ("b", "committed"),
+    ]
+    assert [reply.to for reply in requests.receive(0, SaveReport(2, COMMITTED, 6))] == ["c"]
 
 
 def test_a_step_that_is_about_to_be_saved_is_passed():
@@ -336,7 +339,7 @@ def test_a_notice_overtakes_a_request_without_a_step(is_before):
 
 
 def test_a_job_without_checkpoints_is_known_and_waits_for_nothing():
-    requests, stop = SaveRequests(1, lambda: False), Stop(0)
+    requests, stop = SaveRequests(1, lambda: False), PreemptionState(0)
     (order,) = requests.request("cli", 1)
     report = stop.saves.receive(order)
     assert report.pace == NO_CHECKPOINTS
@@ -352,4 +355,4 @@ def test_the_end_of_the_job_is_reported():
     requests.request("cli", 1)
     assert requests.awaited == (0, 1)
     assert requests.depart(0) == []
-    assert [one.answer.state for one in requests.depart(1)] == ["over"]
+    assert [reply.answer.state for reply in requests.depart(1)] == ["over"]

@@ -28,8 +28,8 @@ STUCK = Idle(9.0, 5.0, "train.py:14 (main)", seen_s=5.0)
 def judged(idle, left=(), silent=None, seen=None):
     """Judge at 60 s; another process has looked at the silent ones."""
     stalls = Stalls()
-    for process, one in idle.items():
-        stalls.receive(60.0, process, one)
+    for process, report in idle.items():
+        stalls.receive(60.0, process, report)
     for process in silent or ():
         assert stalls.ask(58.0, process)
         if seen is not None:
@@ -62,7 +62,7 @@ SHARES = (0.0, 0.019, 0.02, 0.5, 1.0)
 @pytest.mark.parametrize("has_returned", [False, True])
 @pytest.mark.parametrize("marks", [False, True])
 @pytest.mark.parametrize("compiles", [False, True])
-def test_one_judge_of_raw_facts(may_poll, has_returned, marks, compiles):
+def test_stuck_and_slow_follow_from_processor_shares(may_poll, has_returned, marks, compiles):
     for main, other in itertools.product(SHARES, SHARES):
         idle = STUCK._replace(
             main_share=main, other_share=other, has_returned=has_returned, may_poll=may_poll,
@@ -77,7 +77,7 @@ def test_one_judge_of_raw_facts(may_poll, has_returned, marks, compiles):
         assert not idle._replace(limit_s=math.inf).is_stuck
 
 
-def test_nothing_is_said_while_one_moves():
+def test_no_stall_is_reported_while_one_process_progresses():
     stalls = Stalls()
     stalls.receive(60.0, 0, STUCK)
     assert stalls.judge(60.0, [0, 1], {}, {}) is None
@@ -110,7 +110,7 @@ def headline(stall):
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_a_stall_that_is_none_is_an_error_of_the_frame(at):
+def test_malformed_stall_raises_frame_error(at):
     row = json.loads(json.dumps(judged({0: STUCK})))
     assert stall_of(row).groups[0].processes == (0,)
     row[at] = [None]
@@ -136,7 +136,7 @@ def test_the_odd_one_is_named_first(odd, others):
     assert "a.py:1; processes 0, 2 " in headline(stall)
 
 
-def test_who_left_is_odd_if_the_others_may_wait_for_it():
+def test_process_that_left_is_listed_if_others_may_wait_for_it():
     left = {1: "sys.exit() at train.py:40 (main)"}
     stall = judged({0: STUCK, 2: STUCK._replace(below="jax")}, left)
     assert "process 1 left the job, last at sys.exit() at train.py:40;" in headline(stall)
@@ -158,7 +158,7 @@ def test_who_left_is_odd_if_the_others_may_wait_for_it():
         (None, False, "without a heartbeat"),
     ],
 )
-def test_who_is_silent_is_stuck_only_if_it_is_seen_to_do_nothing(seen, is_final, words):
+def test_silent_process_is_stuck_only_if_its_host_sees_it_idle(seen, is_final, words):
     stall = judged({0: STUCK._replace(is_due=True)}, (), {1: 6.0}, seen)
     assert stall.is_final is is_final
     assert headline(stall).startswith(f"no process has moved for 6 s: process 1 {words}")

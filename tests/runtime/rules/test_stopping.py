@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.runtime.rules.stopping import (
     LAST,
+    PreemptionRounds,
+    PreemptionState,
     ReceivedNotice,
-    Rounds,
-    Stop,
     StopAgreement,
     StopReport,
 )
@@ -25,8 +25,8 @@ class World:
     """N processes, a place, and words on their way between them, in order for each pair."""
 
     def __init__(self, processes):
-        self.rounds = Rounds(processes)
-        self.stops = [Stop(p, lambda: 0.0) for p in range(processes)]
+        self.rounds = PreemptionRounds(processes)
+        self.stops = [PreemptionState(p, lambda: 0.0) for p in range(processes)]
         self.up = [deque() for _ in self.stops]
         self.down = [deque() for _ in self.stops]
         self.living = set(range(processes))
@@ -64,29 +64,29 @@ class World:
         if len(self.living) == 1:
             return
         self.living.discard(p)
-        for at in (self.rearming, self.returns):
-            at.pop(p, None)
+        for pending in (self.rearming, self.returns):
+            pending.pop(p, None)
         self._push(self.rounds.depart(p))
         self._meet()
 
     def carry_up(self, p):
         if not self.up[p]:
             return
-        words = self.up[p].popleft()
-        if isinstance(words, StopReport):
-            self._push(self.rounds.receive(p, words))
+        message = self.up[p].popleft()
+        if isinstance(message, StopReport):
+            self._push(self.rounds.receive(p, message))
         else:
             number = self.rounds.give()
             for queue in self.down:
-                queue.append((number, p, words))
+                queue.append((number, p, message))
 
     def carry_down(self, p):
         if not self.down[p]:
             return
-        words = self.down[p].popleft()
-        if isinstance(words, StopAgreement):
-            self.stops[p].settle(words)
-        elif (told := self.stops[p].receive(*words)) is not None:
+        message = self.down[p].popleft()
+        if isinstance(message, StopAgreement):
+            self.stops[p].settle(message)
+        elif (told := self.stops[p].receive(*message)) is not None:
             self.up[p].append(told)
 
     def _meet(self):
@@ -142,7 +142,7 @@ ACTIONS = ["call"] * 6 + ["carry_up", "carry_down"] * 4 + ["notice", "rearm", "g
         max_size=120,
     ),
 )
-def test_any_order_of_things(processes, actions):
+def test_processes_agree_on_the_step_in_any_order_of_events(processes, actions):
     world = World(processes)
     for name, p, number in actions:
         world.act(name, p, number)
@@ -157,7 +157,7 @@ def test_any_order_of_things(processes, actions):
         assert stop.known == max(world.stops[q].known for q in world.living)
 
 
-def test_the_agreed_step_is_the_first_that_nobody_was_told_to_go_on_at():
+def test_agreed_step_is_the_first_at_which_no_process_was_told_to_continue():
     """A was told to go on at 10, B has not asked at 10 yet: B must not stop there."""
     world = World(2)
     for step in range(11):
@@ -179,8 +179,8 @@ def test_before_the_first_call_it_is_step_0():
     assert [stop.should_stop(0) for stop in world.stops] == [True] * 3
 
 
-def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
-    rounds = Rounds(3)
+def test_unanswered_processes_are_listed_and_awaited_until_they_depart():
+    rounds = PreemptionRounds(3)
     assert rounds.awaited == ()
     rounds.give()
     assert rounds.awaited == (0, 1, 2)
@@ -192,8 +192,8 @@ def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
     assert rounds.depart(0) is None  # agreed already
 
 
-def test_a_notice_that_somebody_did_not_know_of_opens_the_next_round():
-    rounds, stop = Rounds(1), Stop(0)
+def test_notice_unknown_to_a_process_opens_the_next_round():
+    rounds, stop = PreemptionRounds(1), PreemptionState(0)
     for reason in "ab":
         assert stop.receive(rounds.give(), 0, ReceivedNotice(reason, "x")) in (
             StopReport(0, -1),
@@ -208,8 +208,8 @@ def test_a_notice_that_somebody_did_not_know_of_opens_the_next_round():
     assert not rounds.is_open
 
 
-def test_the_same_notice_is_told_once_while_it_is_open():
-    stop = Stop(0)
+def test_pending_notice_is_offered_only_once():
+    stop = PreemptionState(0)
     assert [stop.offers(TERM), stop.offers(TERM)] == [True, False]
     stop.rearm(0)
     assert not stop.offers(TERM)  # on its way
@@ -222,7 +222,7 @@ def test_the_same_notice_is_told_once_while_it_is_open():
 
 def test_the_earliest_deadline_counts_and_runs():
     clock = Clock()
-    stop = Stop(0, clock)
+    stop = PreemptionState(0, clock)
     stop.receive(1, 2, ReceivedNotice("maintenance", "gce", 60.0))
     clock.advance(10.0)
     stop.receive(2, 1, TERM)
@@ -241,7 +241,7 @@ def test_the_earliest_deadline_counts_and_runs():
 
 @pytest.mark.parametrize("has_notice", [False, True])
 def test_a_save_counts_after_a_notice_until_it_is_closed(has_notice):
-    rounds, stop = Rounds(1), Stop(0)
+    rounds, stop = PreemptionRounds(1), PreemptionState(0)
     if has_notice:
         stop.receive(rounds.give(), 0, TERM)
     told = stop.save()
@@ -257,7 +257,7 @@ def test_a_save_counts_after_a_notice_until_it_is_closed(has_notice):
 
 def test_an_answer_of_an_earlier_round_does_not_count():
     """Process 1 comes back from the rearm late: until then it may be told to go on again."""
-    rounds = Rounds(2)
+    rounds = PreemptionRounds(2)
     rounds.give()
     assert rounds.receive(0, StopReport(0, 3)) is None
     assert rounds.receive(0, StopReport(1, -1)) is None
@@ -267,7 +267,7 @@ def test_an_answer_of_an_earlier_round_does_not_count():
 
 
 def test_steps_are_compared_anew_after_a_rearm():
-    rounds, stop = Rounds(1), Stop(0)
+    rounds, stop = PreemptionRounds(1), PreemptionState(0)
     assert stop.should_stop(1000) is False
     rounds.receive(0, stop.rearm(0))
     assert stop.should_stop(3) is False  # the loop was begun again

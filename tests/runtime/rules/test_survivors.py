@@ -52,7 +52,7 @@ class Table:
         return kinds.pop()
 
 
-def test_survivors_meet_without_those_who_are_gone_and_agree_on_who_that_is():
+def test_survivors_meet_without_departed_processes_and_agree_on_which_those_are():
     table = Table(4)
     table.depart(2, "failed", "Traceback\nValueError: no data")
     table.depart(1, "left", "left the job")
@@ -68,7 +68,7 @@ def test_survivors_meet_without_those_who_are_gone_and_agree_on_who_that_is():
     }
 
 
-def test_when_nobody_is_gone_all_are_alive():
+def test_all_processes_are_alive_when_none_has_departed():
     table = Table(2)
     keys = [table.live(p) for p in (1, 0)]
     assert table.kind(*keys) == "live"
@@ -76,7 +76,7 @@ def test_when_nobody_is_gone_all_are_alive():
 
 
 @pytest.mark.parametrize("state", ["lost", "failed", "left"])
-def test_who_goes_while_survivors_wait_is_waited_for_no_more(state):
+def test_process_that_departs_while_survivors_wait_is_not_waited_for(state):
     table = Table(4)
     keys = [table.live(p) for p in (0, 1)]
     table.depart(2, state)
@@ -119,7 +119,7 @@ def test_survivors_start_again_from_different_places():
     assert table.kind(*(table.live(p) for p in (1, 0))) == "live"
 
 
-def test_who_comes_to_an_ordinary_point_where_survivors_wait_is_told_of_the_loss():
+def test_arrival_at_an_ordinary_point_while_survivors_wait_gets_the_loss():
     table = Table(3)
     table.depart(2)
     waiting = table.live(0)
@@ -130,7 +130,7 @@ def test_who_comes_to_an_ordinary_point_where_survivors_wait_is_told_of_the_loss
     assert table.kind(table.live(1), waiting) == "live"
 
 
-def test_who_waits_at_an_ordinary_point_where_survivors_come_is_told_of_the_loss():
+def test_wait_at_an_ordinary_point_gets_the_loss_when_survivors_arrive():
     table = Table(3)
     waiting = table.arrive(1, "pair", (0, 1))
     table.depart(2)
@@ -141,7 +141,7 @@ def test_who_waits_at_an_ordinary_point_where_survivors_come_is_told_of_the_loss
     assert table.kind(*(table.arrive(p, "pair", (0, 1)) for p in (0, 1))) == "ok"
 
 
-def test_who_waits_for_a_survivor_in_another_group_is_told_of_the_loss():
+def test_wait_for_a_survivor_in_another_group_gets_the_loss():
     table = Table(3)
     waiting = table.arrive(1, "pair", (0, 1))
     table.depart(2)
@@ -170,7 +170,7 @@ def test_survivors_compare_names_as_ever():
     assert table.kind(table.arrive(1, "other", survivors=True), first) == "diverged"
 
 
-def test_a_deadline_of_survivors_names_who_is_alive_and_did_not_come():
+def test_deadline_of_survivors_names_living_processes_that_did_not_arrive():
     table = Table(4)
     table.depart(3)
     first = table.live(0, timeout_s=5.0)
@@ -191,7 +191,7 @@ def test_groups_without_the_dead_go_on():
     assert table.kind(table.arrive(0, "all")) == "lost"
 
 
-def test_who_is_gone_itself_is_told_and_counts_for_nothing():
+def test_departed_process_gets_its_own_state_and_is_not_counted():
     table = Table(2)
     table.depart(1, "failed", "ValueError: no data")
     zombie = table.live(1)
@@ -200,7 +200,7 @@ def test_who_is_gone_itself_is_told_and_counts_for_nothing():
     assert table.answers[table.live(0)].facts["alive"] == [0]
 
 
-def test_a_lost_service_is_everybodys_error_until_the_survivors_have_met():
+def test_lost_service_ends_every_wait_until_the_survivors_have_met():
     table = Table(2)
     waiting = table.arrive(0, "epoch")
     aside = table.arrive(1, "alone", (0, 1), lane="save")
@@ -217,7 +217,7 @@ def test_a_lost_service_is_everybodys_error_until_the_survivors_have_met():
     assert table.kind(*(table.arrive(p, "on") for p in (0, 1))) == "ok"
 
 
-def test_who_comes_after_others_died_of_a_lost_service_is_told_of_the_service():
+def test_late_arrival_gets_the_lost_service_and_not_the_processes_it_ended():
     table = Table(3)
     table.take(table.meeting.lose_service(0.0, "JAX's service", "cut off"))
     table.depart(0, "failed")
@@ -226,7 +226,7 @@ def test_who_comes_after_others_died_of_a_lost_service_is_told_of_the_service():
     assert table.answers[late].facts["services"] == [["JAX's service", "cut off"]]
 
 
-def test_those_who_are_late_are_asked_where_they_are():
+def test_stacks_of_late_processes_are_requested():
     table = Table(4, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0)
     table.advance(5.0)
@@ -250,7 +250,7 @@ def test_those_who_are_late_are_asked_where_they_are():
     assert table.meeting.take_stacks(5.3, 2, ticket, "too late") == []
 
 
-def test_those_who_do_not_say_where_they_are_are_not_waited_for():
+def test_missing_stacks_delay_the_deadline_only_for_the_grace_period():
     table = Table(3, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0)
     table.advance(6.0)
@@ -262,7 +262,7 @@ def test_those_who_do_not_say_where_they_are_are_not_waited_for():
     assert table.meeting.next_deadline == math.inf
 
 
-def test_who_comes_within_the_grace_completes_it_for_all():
+def test_arrival_within_the_grace_period_completes_the_wait_for_all():
     table = Table(2, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0)
     table.advance(5.0)
@@ -273,7 +273,7 @@ def test_who_comes_within_the_grace_completes_it_for_all():
     assert table.meeting.next_deadline == math.inf
 
 
-def test_no_more_than_sixteen_are_asked_and_who_dies_is_not_waited_for():
+def test_at_most_sixteen_stacks_are_requested_and_lost_processes_are_not_waited_for():
     table = Table(40, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0, group=tuple(range(39)))
     table.depart(39)
@@ -284,7 +284,7 @@ def test_no_more_than_sixteen_are_asked_and_who_dies_is_not_waited_for():
     assert table.kind(waiting) == "lost"
 
 
-def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time():
+def test_stack_request_is_answered_when_all_replied_or_at_its_limit():
     table = Table(3)
     table.depart(2)
     ask = table.meeting.request_stacks
@@ -348,7 +348,7 @@ def test_members_say_what_their_beats_and_arrivals_say_whichever_is_newer():
     assert (gone.step, gone.since_s, gone.is_waiting) == (None, 2.0, False)
 
 
-def test_who_waits_for_somebody_is_known():
+def test_waiters_for_a_process_are_known():
     table = Table(4)
     table.arrive(0, "all")
     table.arrive(1, "pair", (1, 2), lane="save")

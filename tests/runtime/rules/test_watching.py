@@ -1,4 +1,4 @@
-"""The rules of watching, each with a clock of its own: troubles, patience, echoes, progress."""
+"""The rules of watching, each with a clock of its own: losses, patience, echoes, progress."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ import pytest
 from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime.client import heartbeat
 from shoal.runtime.client.heartbeat import SilenceDetector
-from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.known_losses import PeerLosses
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
@@ -36,61 +36,61 @@ def clock():
 
 
 @pytest.fixture
-def troubles(clock):
-    return Troubles(ME, clock)
+def losses(clock):
+    return PeerLosses(ME, clock)
 
 
-def test_what_is_heard_is_raised_again_and_again_until_it_is_acknowledged(troubles):
-    troubles.check("step 1")
-    troubles.receive(2, "", Departure("its connection closed", "lost"))
-    troubles.receive(2, "", Departure("said later, and not the cause", "failed"))
+def test_received_loss_is_raised_repeatedly_until_acknowledged(losses):
+    losses.check("step 1")
+    losses.receive(2, "", Departure("its connection closed", "lost"))
+    losses.receive(2, "", Departure("said later, and not the cause", "failed"))
     for _ in range(2):
         with pytest.raises(ProcessLostError) as caught:
-            troubles.check("step 1 (train.py:3 (main))")
+            losses.check("step 1 (train.py:3 (main))")
         assert caught.value.lost == {2: "its connection closed"}
         assert str(caught.value) == (
             "process 0 of 3 (here): step 1 (train.py:3 (main)) cannot continue: process 2 (far) is"
             " lost: its connection closed"
         )
-    troubles.acknowledge([2])
-    troubles.check("step 2")
-    troubles.receive(1, "", Departure("Traceback\nValueError: no data", "failed"))
+    losses.acknowledge([2])
+    losses.check("step 2")
+    losses.receive(1, "", Departure("Traceback\nValueError: no data", "failed"))
     with pytest.raises(PeerFailedError, match="raised ValueError: no data") as caught:
-        troubles.check("step 3")
+        losses.check("step 3")
     assert caught.value.failed == {1: "Traceback\nValueError: no data"}
 
 
-def test_a_loss_that_was_acknowledged_before_it_was_heard_is_no_news(troubles):
-    troubles.acknowledge([1])
-    troubles.receive(1, "", Departure("late", "lost"))
-    troubles.check("step")
-    assert (troubles.open(), troubles.any()) == ([], True)
+def test_loss_acknowledged_before_it_is_received_is_ignored(losses):
+    losses.acknowledge([1])
+    losses.receive(1, "", Departure("late", "lost"))
+    losses.check("step")
+    assert (losses.open(), losses.any()) == ([], True)
 
 
-def test_the_first_that_went_is_the_cause_and_the_others_are_named(troubles):
-    troubles.receive(2, "", Departure("killed", "lost"))
-    troubles.receive(1, "", Departure("killed too", "lost"))
+def test_the_first_that_went_is_the_cause_and_the_others_are_named(losses):
+    losses.receive(2, "", Departure("killed", "lost"))
+    losses.receive(1, "", Departure("killed too", "lost"))
     with pytest.raises(ProcessLostError, match=r"process 2 .*\(also gone: process 1\)") as caught:
-        troubles.check("")
+        losses.check("")
     assert list(caught.value.lost) == [2, 1]
 
 
-def test_a_service_is_named_until_the_survivors_go_on_without_it(troubles):
-    troubles.receive(None, "JAX's service", Departure("killed?", "lost"))
-    troubles.acknowledge(range(3))
+def test_a_service_is_named_until_the_survivors_go_on_without_it(losses):
+    losses.receive(None, "JAX's service", Departure("killed?", "lost"))
+    losses.acknowledge(range(3))
     with pytest.raises(ProcessLostError) as caught:
-        troubles.check("step 4")
+        losses.check("step 4")
     assert str(caught.value).endswith("step 4 cannot continue: JAX's service is lost: killed?")
     assert caught.value.lost == {}
-    troubles.acknowledge(["JAX's service"])
-    troubles.check("step 5")
+    losses.acknowledge(["JAX's service"])
+    losses.check("step 5")
 
 
 class Watched:
-    """A process in trouble, looked at every moment, as the watcher does."""
+    """A process that knows of a loss, checked at every moment, as by the watcher."""
 
-    def __init__(self, clock, troubles, abort_after_s=30.0, timeout_s=600.0):
-        self.clock, self.troubles = clock, troubles
+    def __init__(self, clock, losses, abort_after_s=30.0, timeout_s=600.0):
+        self.clock, self.peer_losses = clock, losses
         self.progress = Progress(clock)
         self.patience = HangTimeout(abort_after_s, timeout_s)
         self.frame = "here"
@@ -100,29 +100,29 @@ class Watched:
         began = self.clock()
         while self.clock() < began + limit_s:
             move()
-            if self.patience.is_over(self.clock(), self.troubles, self.progress, self.frame):
+            if self.patience.is_over(self.clock(), self.peer_losses, self.progress, self.frame):
                 return self.clock() - began
             self.clock.advance(TICK_S)
         return None
 
 
 @pytest.fixture
-def watched(clock, troubles):
-    return Watched(clock, troubles)
+def watched(clock, losses):
+    return Watched(clock, losses)
 
 
-def test_without_trouble_nobody_is_ended(watched):
+def test_process_is_not_ended_without_a_peer_loss(watched):
     assert watched.ended_after(10_000) is None
 
 
-def test_who_hangs_in_trouble_is_ended_after_the_limit(watched, troubles):
+def test_process_that_hangs_after_a_peer_loss_is_ended_after_the_limit(watched, losses):
     assert watched.ended_after(100) is None
-    troubles.receive(1, "", Departure("killed", "lost"))
+    losses.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
-def test_moving_in_python_is_no_call_of_shoal(watched, troubles):
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_moving_in_python_is_no_call_of_shoal(watched, losses):
+    losses.receive(1, "", Departure("killed", "lost"))
 
     def move():
         watched.frame += "."
@@ -130,8 +130,8 @@ def test_moving_in_python_is_no_call_of_shoal(watched, troubles):
     assert watched.ended_after(100, move) == 30
 
 
-def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched, troubles, clock):
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched, losses, clock):
+    losses.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(29) is None
     watched.progress.begin_wait(Point("among the living"), clock())
     assert watched.ended_after(1000) is None
@@ -141,8 +141,8 @@ def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
-def test_who_works_in_a_long_call_does_not_hang(watched, troubles):
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_process_that_progresses_in_a_long_call_is_not_hanging(watched, losses):
+    losses.receive(1, "", Departure("killed", "lost"))
 
     def work():
         watched.progress.worked += 1
@@ -151,50 +151,50 @@ def test_who_works_in_a_long_call_does_not_hang(watched, troubles):
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
-def test_who_was_told_may_take_its_time_as_long_as_it_moves(watched, troubles):
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_process_that_got_the_loss_may_continue_as_long_as_it_progresses(watched, losses):
+    losses.receive(1, "", Departure("killed", "lost"))
     with pytest.raises(ProcessLostError):
-        troubles.check("step")
+        losses.check("step")
 
     def move():
         watched.frame += "."
 
     assert watched.ended_after(2000, move) is None
     assert watched.ended_after(2000) == pytest.approx(600, abs=TICK_S)
-    troubles.acknowledge([1])
+    losses.acknowledge([1])
     assert watched.ended_after(2000) is None
 
 
-def test_news_after_it_was_told_counts_again(watched, troubles):
-    troubles.mark_reported([1])
-    troubles.receive(1, "", Departure("killed", "lost"))  # the call was faster than the watcher
+def test_later_loss_restarts_the_limit_after_a_reported_one(watched, losses):
+    losses.mark_reported([1])
+    losses.receive(1, "", Departure("killed", "lost"))  # the call was faster than the watcher
     assert watched.ended_after(100) is None
-    troubles.receive(2, "", Departure("no data", "failed"))
+    losses.receive(2, "", Departure("no data", "failed"))
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
-def test_time_in_which_this_process_was_stopped_does_not_count(watched, troubles, clock):
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_time_in_which_this_process_was_stopped_does_not_count(watched, losses, clock):
+    losses.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(20) is None
     clock.advance(3600)
     assert watched.ended_after(100) == pytest.approx(10, abs=1)
 
 
-def test_an_interpreter_that_ends_in_order_is_left_alone(watched, troubles):
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_an_interpreter_that_ends_in_order_is_left_alone(watched, losses):
+    losses.receive(1, "", Departure("killed", "lost"))
     watched.frame = None
     assert watched.ended_after(1000) is None
 
 
-def test_inf_switches_it_off(clock, troubles):
-    watched = Watched(clock, troubles, abort_after_s=math.inf, timeout_s=1.0)
-    troubles.receive(1, "", Departure("killed", "lost"))
+def test_infinite_limit_switches_it_off(clock, losses):
+    watched = Watched(clock, losses, abort_after_s=math.inf, timeout_s=1.0)
+    losses.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(1000) is None
-    troubles.mark_all_reported()
+    losses.mark_all_reported()
     assert watched.ended_after(1000) is None
 
 
-def test_a_place_that_answers_is_never_lost_and_one_that_does_not_is():
+def test_coordinator_is_lost_only_if_it_does_not_answer():
     echo = SilenceDetector(10.0)
     assert echo.due == math.inf
     echo.sent(100.0)
@@ -219,7 +219,7 @@ def test_the_median_is_of_the_last_steps(clock):
     assert progress.ended == 10 + STEPS
 
 
-def test_a_beat_says_where_the_main_line_is(clock):
+def test_heartbeat_has_the_place_of_the_main_lane(clock):
     progress = Progress(clock)
     progress.begin(12, "'step' (t.py:1)")
     progress.begin_wait(Point("epoch", site="t.py:3 (f)"), clock())
@@ -297,8 +297,8 @@ def test_the_main_thread_is_seen_to_move():
     assert first != second
 
 
-def test_who_cannot_show_its_stacks_says_why_and_stays(meeting_places, run_all, monkeypatch):
-    members = meeting_places.join_all(2)
+def test_unreadable_stacks_return_the_reason(coordinators, run_all, monkeypatch):
+    members = coordinators.join_all(2)
 
     def fail():
         raise OSError(errno.EMFILE, "Too many open files")
@@ -329,12 +329,15 @@ def test_a_program_whose_logging_raises_stays_in_the_job(caplog):
 
 def test_the_programs_of_the_last_loss_count():
     """The others may have compiled them since."""
-    watched = SimpleNamespace(programs=ProgramNotes(2), troubles=Mock(), stop=Mock())
+    watched = SimpleNamespace(programs=ProgramNotes(2), peer_losses=Mock(), stop=Mock())
     watching = heartbeat.Watcher(None, heartbeat.HeartbeatTiming(math.inf, math.inf), ME, watched)
     program = CompiledProgram("d", "jit(f)", "f32[8]", 2, "eval.py:31 (main)")
-    found = [[[program, [[0, 0]], [[1, 1]], [[0, 1]], None]], 0]
+    programs_row = [[[program, [[0, 0]], [[1, 1]], [[0, 1]], None]], 0]
     gone = {"is": "gone", "process": 1, "name": "process 1", "state": "lost"}
-    for programs, is_shown in (({"programs": json.loads(json.dumps(found))}, True), ({}, False)):
+    for programs, is_shown in (
+        ({"programs": json.loads(json.dumps(programs_row))}, True),
+        ({}, False),
+    ):
         assert watching._on_frame(Frame({**gone, **programs}, b"its connection closed"))
         assert bool(watched.programs.differences) is is_shown
 

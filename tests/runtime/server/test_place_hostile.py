@@ -1,4 +1,4 @@
-"""What nobody should say to a meeting place is refused, and hurts nobody but who says it."""
+"""Invalid messages to the coordinator are refused, and harm only their sender."""
 
 import pytest
 
@@ -81,11 +81,11 @@ def test_an_observer_may_only_look(place, verb, fields):
     assert place.states() == ["here"] * 3
 
 
-def test_those_who_have_little_to_say_may_not_send_much(place):
+def test_observers_host_agents_and_services_are_limited_to_small_frames(place):
     job = place.job()
     observer = place.stranger("observe", token=TOKEN)
     observer.told()
-    for client in (observer, place.keeper(job[0]), place.service()):
+    for client in (observer, place.host_agent(job[0]), place.service()):
         client.say("members", b"a body", ticket=1)
         while client.told() is not None:
             continue
@@ -110,21 +110,21 @@ def test_those_who_have_little_to_say_may_not_send_much(place):
         {"stopped": {"1": 1}, "ended": []},
     ],
 )
-def test_a_keeper_that_says_what_it_must_not_is_not_believed(place, fields):
+def test_invalid_states_of_a_host_agent_end_its_connection(place, fields):
     job = [place.process(p, host_id="a" if p < 2 else "b") for p in range(3)]
     assert {process.told()["is"] for process in job} == {"welcome"}
-    keeper = place.keeper(job[0])
-    keeper.say("states", **fields)
-    assert keeper.told() is None
+    host_agent = place.host_agent(job[0])
+    host_agent.say("states", **fields)
+    assert host_agent.told() is None
     place.turn(1.0, beating=(job[0], job[2]))
     assert place.states() == ["here", "silent", "here"]
 
 
-def test_a_keeper_has_nothing_else_to_say(place):
+def test_host_agent_that_sends_another_message_is_disconnected(place):
     job = place.job()
-    keeper = place.keeper(job[0])
-    keeper.say("failed", b"")
-    assert keeper.told() is None
+    host_agent = place.host_agent(job[0])
+    host_agent.say("failed", b"")
+    assert host_agent.told() is None
     assert place.states() == ["here"] * 3
 
 
@@ -171,7 +171,7 @@ def test_a_process_that_breaks_the_protocol_is_lost_alone(place, verb, fields, b
     assert place.states() == ["here", "lost", "here"]
 
 
-def test_a_beat_before_all_have_come_breaks_the_joining(place):
+def test_heartbeat_before_all_have_joined_ends_joining(place):
     early = place.process(0)
     early.say("beat", **BEAT)
     assert early.told() is None
@@ -186,7 +186,7 @@ def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
         {"step": 3, "point": Point("x", survivors=0)},
         {"step": 3, "point": Point("x", survivors="yes")},
         {"step": 3, "point": Point("x", follows=1)},
-        {"step": 3, "point": Point("x", trail=5)},
+        {"step": 3, "point": Point("x", call_record=5)},
         {"step": 3, "point": Point("x")[:-1]},
         {"step": 3, "point": Point("x", fingerprint="barrier")},
         {"step": 3, "point": Point("x", fingerprint=Fingerprint("", "", 1))},
@@ -211,7 +211,7 @@ def test_stacks_that_are_repeated_or_too_long_are_cut(place):
     assert place.states() == ["here"] * 3
 
 
-def test_a_hello_of_an_earlier_protocol_is_refused_for_that(place):
+def test_hello_of_an_earlier_protocol_is_refused_as_such(place):
     old = place.stranger()
     hello = {
         "do": "hello", "protocol": 1, "token": TOKEN, "process": 0, "processes": 3, "host": "h",
@@ -271,7 +271,7 @@ def test_a_proof_cannot_be_sent_back(place):
         introduction.check(Frame({"is": "proof", "proof": reader.next().header["proof"]}, b""))
 
 
-def test_a_hello_of_another_protocol_is_refused_for_that(place):
+def test_hello_of_another_protocol_is_refused_as_such(place):
     told = place.process(0, protocol=99).told()
     assert told["is"] == "refused"
     (problem,) = refusal_of_row(told["refusal"]).problems
@@ -280,7 +280,7 @@ def test_a_hello_of_another_protocol_is_refused_for_that(place):
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_s": 10**400}, {"host": "\ud800"}])
-def test_a_hello_that_no_process_says_leaves_the_meeting_place_alive(place, wrong):
+def test_coordinator_survives_a_malformed_hello(place, wrong):
     told = place.process(7, **wrong).told()
     assert told is None or told["is"] == "refused"
     assert place.states() == ["absent"] * 3
@@ -293,16 +293,16 @@ def test_a_service_without_a_name_in_letters_can_be_lost_while_a_job_is_joining(
     assert (told["is"], told["refusal"][2].partition(" is lost")[0]) == ("refused", "\ud800")
 
 
-def test_a_trail_of_lanes_that_are_nested_too_deep_hurts_nobody(place):
+def test_deeply_nested_lanes_in_a_call_record_are_harmless(place):
     job = place.job()
-    point = Point("x", trail="\n" + "[" * 50_000 + "\t\t1:aa")
+    point = Point("x", call_record="\n" + "[" * 50_000 + "\t\t1:aa")
     lanes = [place.lane(process) for process in job]
     for lane in lanes:
         lane.say("arrive", point=point, timeout_s=10)
     assert [lane.told()["is"] for lane in lanes] == ["ok"] * 3
 
 
-def test_who_is_gone_and_leaves_a_call_is_answered_all_the_same(place):
+def test_failed_process_that_abandons_a_call_still_gets_an_answer(place):
     job = place.job()
     lane = place.lane(job[0])
     job[0].say("failed", b"ValueError: no data")

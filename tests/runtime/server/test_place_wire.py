@@ -1,4 +1,4 @@
-"""What the meeting place says to bare sockets, under a clock that the test turns."""
+"""What the coordinator says to bare sockets, under a clock that the test turns."""
 
 import json
 import select
@@ -12,7 +12,7 @@ from shoal.runtime.failures.program_text import program_warning
 from shoal.runtime.rules.joining import hosts_of, refusal_of_row
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.programs import differences_of
-from shoal.runtime.server.meeting_place import MeetingPlace
+from shoal.runtime.server.coordinator import Coordinator
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def gone(process, state, words, name=None, **more):
     return {"is": "gone", "process": process, "name": name, "state": state, "body": words, **more}
 
 
-def test_welcome_says_how_often_to_beat_and_who_keeps_the_host(open_place):
+def test_welcome_has_the_heartbeat_period_and_the_leader_of_the_host(open_place):
     place = open_place(5)
     ids = ["a", "b", "", "b", "a"]
     told = [place.process(p, host_id=host_id) for p, host_id in enumerate(ids)]
@@ -57,13 +57,13 @@ def test_a_beat_is_answered_and_shown(open_place):
     assert member[4:12] == [3, "", 0.0, False, 0.1, 7, 100, 0.075]
 
 
-def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(open_place):
+def test_losses_and_failures_are_pushed_to_all_survivors_but_departures_are_not(open_place):
     place = open_place(4)
     first, second, third, fourth = place.job()
     second.close()
-    words = "its connection closed (killed?)"
+    reason = "its connection closed (killed?)"
     for process in (first, third, fourth):
-        assert process.told() == gone(1, "lost", words, why="its connection closed")
+        assert process.told() == gone(1, "lost", reason, why="its connection closed")
     third.say("failed", b"Traceback\nValueError: no data")
     for process in (first, fourth):
         assert process.told() == gone(2, "failed", "Traceback\nValueError: no data")
@@ -77,7 +77,7 @@ def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(op
     place.until_states("here", "lost", "failed", "left")
 
 
-def test_a_disaster_is_no_flood_and_survivors_are_told_again(open_place):
+def test_pushes_are_limited_in_a_mass_loss_and_resume_once_survivors_meet(open_place):
     place = open_place(70)
     first, second, *others = place.job()
     for process in others[:-1]:
@@ -96,7 +96,7 @@ def test_a_disaster_is_no_flood_and_survivors_are_told_again(open_place):
     assert first.told()["process"] == 69
 
 
-def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place):
+def test_silent_process_is_reported_to_waiting_processes_and_lost_much_later(open_place):
     place = open_place(3)
     first, second, third = place.job()
     lane = place.lane(third)
@@ -113,7 +113,7 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     place.turn(1.0, beating=(third,))
     told = [third.told() for _ in range(4)]  # the lowest that lives
     asked = [("silent", 0), ("locate", 0), ("silent", 1), ("locate", 1)]
-    assert [(one["is"], one["process"]) for one in told] == asked
+    assert [(frame["is"], frame["process"]) for frame in told] == asked
     third.say("seen", process=1, site="a.py:9 (f)", share=0.0, limit_s=None)
     place.now += 1000.0  # it was stopped, or the laptop slept
     place.turn()
@@ -122,17 +122,17 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     silence = "silent for 4 s, in native code that holds the interpreter lock, called at a.py:9"
     assert second.told() == {"is": "lost", "body": silence}
     assert second.told() is None
-    words = f"{silence}; step 3, last at 'x' (a.py:1), 1004.0 s before"
-    assert first.told() == gone(1, "lost", words, why=silence)
+    reason = f"{silence}; step 3, last at 'x' (a.py:1), 1004.0 s before"
+    assert first.told() == gone(1, "lost", reason, why=silence)
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 1)
-    assert json.loads(answer["body"]) == {"gone": [[1, [words, "lost", "", silence, False]]]}
+    assert json.loads(answer["body"]) == {"gone": [[1, [reason, "lost", "", silence, False]]]}
 
 
-def test_what_was_said_is_read_before_anybody_is_judged():
+def test_pending_heartbeats_are_read_before_liveness_is_judged():
     now = [1000.0]
     server = socket.create_server(("127.0.0.1", 0))
-    place = MeetingPlace(server, 1, token=TOKEN, limits=LIMITS, clock=lambda: now[0])
+    place = Coordinator(server, 1, token=TOKEN, limits=LIMITS, clock=lambda: now[0])
     with ThreadPoolExecutor(1) as pool:  # it waits for a challenge
         joining = pool.submit(Process, place.address, 0, 1)
         while place.newest_job.meeting is None:
@@ -153,21 +153,21 @@ def test_what_was_said_is_read_before_anybody_is_judged():
     process.close()
 
 
-def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
+def test_host_agent_reports_stopped_and_exited_processes(open_place):
     place = open_place(4)
     job = place.job()
-    keeper = place.keeper(job[0])
-    keeper.say("states", stopped=[1], ended=[2])
+    host_agent = place.host_agent(job[0])
+    host_agent.say("states", stopped=[1], ended=[2])
     place.turn_until("here", "stopped", "lost", "here", beating=(job[0], job[1], job[3]))
     told = place.ask("members")["members"]
     assert told[1][3].startswith("stopped (SIGSTOP?) for ")
-    keeper.say("states", stopped=[], ended=[])
+    host_agent.say("states", stopped=[], ended=[])
     place.until_states("here", "here", "lost", "here")
-    keeper.say("states", stopped=[1], ended=[])
-    words = "its process ended without leaving the job"
-    assert job[2].told() == {"is": "lost", "body": words}
-    assert job[0].told() == gone(2, "lost", words)
-    assert job[1].told() == gone(2, "lost", words)
+    host_agent.say("states", stopped=[1], ended=[])
+    reason = "its process ended without leaving the job"
+    assert job[2].told() == {"is": "lost", "body": reason}
+    assert job[0].told() == gone(2, "lost", reason)
+    assert job[1].told() == gone(2, "lost", reason)
     place.turn_until("here", "lost", "lost", "here", beating=(job[0], job[3]))
     assert job[1].told() == {"is": "lost", "body": "stopped (SIGSTOP?), silent for 1 s"}
     lost = job[0].told()
@@ -176,11 +176,11 @@ def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
     assert lost == gone(1, "lost", lost["body"])
 
 
-def test_who_says_bye_before_it_ends_is_not_lost(open_place):
+def test_process_that_sends_bye_before_it_exits_is_not_lost(open_place):
     place = open_place(2)
     first, second = place.job()
-    keeper = place.keeper(first)
-    keeper.say("states", stopped=[], ended=[1])
+    host_agent = place.host_agent(first)
+    host_agent.say("states", stopped=[], ended=[1])
     second.say("bye")
     second.close()
     place.until_states("here", "left")
@@ -188,30 +188,30 @@ def test_who_says_bye_before_it_ends_is_not_lost(open_place):
     assert place.states() == ["here", "left"]
 
 
-def test_when_a_keeper_ends_it_is_not_known_who_is_stopped(open_place):
+def test_stopped_states_are_forgotten_when_the_host_agent_ends(open_place):
     place = open_place(2)
     first, _ = place.job()
-    keeper = place.keeper(first)
-    keeper.say("states", stopped=[1], ended=[])
-    keeper.say("states", stopped=[1], ended=[1, 5])  # breaks the protocol: it names others
-    assert keeper.told() is None
+    host_agent = place.host_agent(first)
+    host_agent.say("states", stopped=[1], ended=[])
+    host_agent.say("states", stopped=[1], ended=[1, 5])  # breaks the protocol: it names others
+    assert host_agent.told() is None
     place.turn(1.0, beating=(first,))
     assert place.states() == ["here", "silent"]
 
 
-def test_the_newest_keeper_of_a_host_counts(open_place):
+def test_newest_host_agent_of_a_host_replaces_the_earlier_one(open_place):
     place = open_place(2)
     first, _ = place.job()
-    before = place.keeper(first)
+    before = place.host_agent(first)
     before.say("states", stopped=[1], ended=[])
-    after = place.keeper(first)
+    after = place.host_agent(first)
     after.say("states", stopped=[], ended=[])
     assert before.told() is None
     place.turn(1.0, beating=(first,))
     assert place.states() == ["here", "silent"]
 
 
-def test_a_service_that_is_killed_is_told_to_all_and_ends_their_waits(open_place):
+def test_killed_service_is_reported_to_all_and_ends_their_waits(open_place):
     place = open_place(2)
     first, second = place.job()
     service = place.service()
@@ -221,13 +221,13 @@ def test_a_service_that_is_killed_is_told_to_all_and_ends_their_waits(open_place
     lane.say("arrive", ticket=5, timeout_s=9, point=Point("x"))
     assert place.ask("members")["services"] == [["JAX's service", "far", "here", "serves"]]
     service.close()
-    words = "its connection closed (killed?)"
+    reason = "its connection closed (killed?)"
     for process in (first, second):
-        assert process.told() == gone(None, "lost", words, name="JAX's service")
+        assert process.told() == gone(None, "lost", reason, name="JAX's service")
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 5)
-    assert json.loads(answer["body"]) == {"gone": [], "services": [["JAX's service", words]]}
-    assert place.ask("members")["services"] == [["JAX's service", "far", "lost", words]]
+    assert json.loads(answer["body"]) == {"gone": [], "services": [["JAX's service", reason]]}
+    assert place.ask("members")["services"] == [["JAX's service", "far", "lost", reason]]
 
 
 def test_a_service_that_is_silent_is_lost_and_one_that_leaves_is_not(open_place):
@@ -254,7 +254,7 @@ def test_a_job_that_joins_is_refused_when_its_service_is_gone(open_place):
     assert first.told() is None
 
 
-def test_an_observer_sees_who_came_and_its_end_means_nothing(open_place):
+def test_observer_sees_which_processes_joined_and_can_disconnect_freely(open_place):
     place = open_place(2)
     assert place.states() == ["absent", "absent"]
     assert place.ask("stacks", processes=None) == {"stacks": {}}
@@ -270,7 +270,7 @@ def test_an_observer_sees_who_came_and_its_end_means_nothing(open_place):
 
 
 @pytest.mark.parametrize("asks", ["observer", "lane"])
-def test_stacks_are_asked_of_processes_and_brought_to_who_asked(open_place, asks):
+def test_stacks_are_requested_from_processes_and_returned_to_the_requester(open_place, asks):
     place = open_place(3)
     job = place.job()
     asker = place.observer if asks == "observer" else place.lane(job[2])
@@ -285,7 +285,7 @@ def test_stacks_are_asked_of_processes_and_brought_to_who_asked(open_place, asks
     assert place.ask("members")["members"][1][4] == BEAT["step"]
 
 
-def test_a_deadline_brings_the_stacks_of_who_is_late(open_place):
+def test_deadline_answer_has_the_stacks_of_late_processes(open_place):
     place = open_place(2)
     first, second = place.job()
     lane = place.lane(first)
@@ -303,17 +303,17 @@ def test_a_deadline_brings_the_stacks_of_who_is_late(open_place):
     assert facts["words"][0][1].startswith("step 3, ")
 
 
-def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(open_place):
+def test_launcher_gets_joins_and_departures_in_order(open_place):
     place = open_place(4)
     script = place.stranger("joined", token=TOKEN, process=2)  # it joins JAX's job only
     assert (script.told()["is"], script.told()) == ("welcome", None)
     assert place.news == [{"joined": 2, "by_jax": True}]
     place.news.clear()
     first, second, third, _ = place.job()
-    keeper = place.keeper(first, pid=77)
-    keeper.say("states", stopped=[3], ended=[])
+    host_agent = place.host_agent(first, pid=77)
+    host_agent.say("states", stopped=[3], ended=[])
     place.until_states("here", "here", "here", "stopped")
-    assert sorted(one["joined"] for one in place.news[:-1]) == [0, 1, 2, 3]
+    assert sorted(news["joined"] for news in place.news[:-1]) == [0, 1, 2, 3]
     kept = {"keeper": "host", "pid": 77, "host": "host0", "processes": [0, 1, 2, 3]}
     assert place.news.pop() == kept
     place.news.clear()
@@ -324,7 +324,7 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     at_s = place.now
     place.turn_until("here", "left", "failed", "lost", beating=[first])
     lost_at_s = place.now
-    keeper.close()
+    host_agent.close()
     while len(place.news) < 5:
         place.turn()
     first.close()
@@ -349,20 +349,20 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     )
 
 
-def test_the_keepers_of_a_job_that_is_over_are_no_news(open_place):
+def test_host_agents_of_a_finished_job_are_not_reported_to_the_launcher(open_place):
     place = open_place(2)
     job = place.job()
-    keeper = place.keeper(job[0], pid=77)
-    keeper.say("states", stopped=[1], ended=[])
+    host_agent = place.host_agent(job[0], pid=77)
+    host_agent.say("states", stopped=[1], ended=[])
     place.until_states("here", "stopped")
     for process in job:
         process.say("bye")
         process.close()
-    assert keeper.told() is None
-    assert not [one for one in place.news if "keeper_gone" in one]
+    assert host_agent.told() is None
+    assert not [news for news in place.news if "keeper_gone" in news]
 
 
-def test_a_launcher_is_told_of_a_lost_service(open_place):
+def test_launcher_gets_the_loss_of_a_service(open_place):
     place = open_place(2)
     place.service().close()
     while not place.news:
@@ -380,7 +380,7 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
     second.say("beat", **BEAT, programs=[[None, 1, 0, []]])
     assert place.ask("members")["programs"] == [[], 0]  # it may only be behind
     second.say("beat", **BEAT, programs=[[None, 2, 0, []]])
-    told = next(one for one in iter(first.told, None) if one["is"] != "beat")
+    told = next(frame for frame in iter(first.told, None) if frame["is"] != "beat")
     assert told["is"] == "programs"
     assert program_warning(differences_of(told["programs"])) == (
         "process 0 alone has compiled jit(f) for 2 devices of processes 0-1 at eval.py:31; if it "
@@ -389,7 +389,7 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
     programs = place.ask("members")["programs"]
     assert [len(programs[0]), programs[1]] == [2, 0]
     second.close()
-    told = next(one for one in iter(first.told, None) if one["is"] == "gone")
+    told = next(frame for frame in iter(first.told, None) if frame["is"] == "gone")
     assert told["programs"] == programs
 
 

@@ -50,9 +50,9 @@ def failing(monkeypatch):
         (AssertionError(), True, DeviceStartError, "the TPU devices failed to start: Assert"),
     ],
 )
-def test_what_it_is_called(failing, error, attached, kind, words):
+def test_device_start_error_has_its_type_and_message(failing, error, attached, kind, words):
     failing(error, attached=attached)
-    (alone,) = LocalJob(1, hosts=["there"]).coordinators
+    (alone,) = LocalJob(1, hosts=["there"]).clients
     with pytest.raises(DeviceStartError, match=words) as caught:
         device_start.start_devices(alone, "tpu", 1.0)
     assert type(caught.value) is kind
@@ -63,27 +63,27 @@ def test_what_it_is_called(failing, error, attached, kind, words):
     assert (again.exit_code, isinstance(again, InitializeError)) == (74, True)
 
 
-def test_the_others_are_told_where_a_process_is_left_without_devices(failing):
+def test_failed_device_start_raises_peer_failed_on_the_others(failing):
     failing(RuntimeError(BROKEN))
-    first, second = LocalJob(2).coordinators
+    first, second = LocalJob(2).clients
     with pytest.raises(DeviceStartError):
         device_start.start_devices(second, None, 30.0)
     with pytest.raises(PeerFailedError, match=r"process 1 .* raised .*DeviceStartError"):
         first.check("going on")
 
 
-def test_who_asks_in_vain_for_a_second_platform_has_not_failed(failing):
+def test_missing_second_platform_is_not_reported_as_a_failure(failing):
     failing(RuntimeError(NO_PLUGIN), started=True)
-    first, second = LocalJob(2).coordinators
+    first, second = LocalJob(2).clients
     with pytest.raises(NoDevicesError):
         device_start.start_devices(second, "tpu", 30.0)
     first.check("going on")
 
 
-def test_the_platform_that_jax_was_told_is_named(failing, monkeypatch):
+def test_error_names_the_requested_jax_platforms(failing, monkeypatch):
     failing(RuntimeError(NO_PLUGIN))
     monkeypatch.setattr(jax_runtime, "platforms", lambda: "tpu,cpu")
-    (alone,) = LocalJob(1).coordinators
+    (alone,) = LocalJob(1).clients
     with pytest.raises(NoDevicesError, match=r"no TPU device .*\nJAX_PLATFORMS=tpu,cpu requests"):
         device_start.start_devices(alone, None, 1.0)
 
@@ -91,16 +91,16 @@ def test_the_platform_that_jax_was_told_is_named(failing, monkeypatch):
 def test_the_platform_that_failed_is_named(failing, monkeypatch):
     failing(RuntimeError(f"Unable to initialize backend 'tpu': {NO_PLUGIN}"))
     monkeypatch.setattr(jax_runtime, "platforms", lambda: "cpu,tpu")
-    (alone,) = LocalJob(1).coordinators
+    (alone,) = LocalJob(1).clients
     with pytest.raises(NoDevicesError, match="no TPU device was found") as caught:
         device_start.start_devices(alone, None, 1.0)
     assert caught.value.platform == "tpu"
 
 
-def test_a_start_that_failed_is_not_taken_for_one_that_left_the_cpu(failing, monkeypatch):
+def test_failed_start_is_not_mistaken_for_one_that_left_only_the_cpu(failing, monkeypatch):
     """JAX starts the CPU before the others, and has it after their failure."""
     failing(RuntimeError(BROKEN))
-    first, second = LocalJob(2).coordinators
+    first, second = LocalJob(2).clients
     start = device_start.DeviceStart()
     for _ in range(2):
         with pytest.raises(DeviceStartError, match="a likely hardware fault"):
@@ -116,7 +116,7 @@ def test_a_start_under_way_is_waited_for_by_every_call(monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(jax_runtime, "devices", lambda platform: ended.wait(60) or [])
     monkeypatch.setattr(jax_runtime, "backend_exists", lambda: False)
-    first, _ = LocalJob(2).coordinators
+    first, _ = LocalJob(2).clients
     start = device_start.DeviceStart()
     with pytest.raises(DeadlineError):
         device_start.start_devices(first, None, 0.2, start)
@@ -134,7 +134,7 @@ def test_a_process_that_left_the_job_ends_the_wait(monkeypatch):
     job = LocalJob(2)
     job.depart(1, Departure("left the job", "left"))
     with pytest.raises(PeerFailedError, match=r"process 1 .* left the job") as caught:
-        device_start.start_devices(job.coordinators[0], None, 30.0)
+        device_start.start_devices(job.clients[0], None, 30.0)
     ended.set()
     assert set(caught.value.failed) == {1}
 

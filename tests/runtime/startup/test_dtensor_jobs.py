@@ -24,7 +24,7 @@ TWO = {"DTENSOR_JOBS": "a:1,b:2"}
         ({**TWO, "JAX_PROCESS_ID": "4", "JAX_NUM_PROCESSES": "5"}, 4, 5, None),
     ],
 )
-def test_where_the_numbers_come_from(env, process, count, address):
+def test_dtensor_variables_give_process_count_and_address(env, process, count, address):
     assert numbers_of(env) == (process, count)
     if "JAX_PROCESS_ID" not in env:
         assert decide(Arguments(), env)[:3] == (process, count, address)

@@ -119,17 +119,17 @@ def without_gpus(monkeypatch):
           "MPI_LOCALNRANKS": "1"}, 0, 1, "MPICH", None),
     ],
 )  # fmt: skip
-def test_the_right_rule(env, process, count, rule, place):
-    found = decide(Arguments(), env)
-    assert (found.process, found.num_processes) == (process, count)
-    assert found.reason.startswith(rule) or rule in found.reason
-    assert (found.rendezvous is not None) == (place in (HERE, "SHOAL_RENDEZVOUS"))
-    if found.rendezvous is not None:
-        assert found.reason.endswith(f"address from {place}")
-        assert found.rendezvous.on_one_host == (place == HERE)
+def test_environment_selects_the_rule_and_place(env, process, count, rule, place):
+    decided = decide(Arguments(), env)
+    assert (decided.process, decided.num_processes) == (process, count)
+    assert decided.reason.startswith(rule) or rule in decided.reason
+    assert (decided.rendezvous is not None) == (place in (HERE, "SHOAL_RENDEZVOUS"))
+    if decided.rendezvous is not None:
+        assert decided.reason.endswith(f"address from {place}")
+        assert decided.rendezvous.on_one_host == (place == HERE)
     else:
-        assert (found.address is None) == (place is None)
-        assert (found.address or "").startswith(place or "")
+        assert (decided.address is None) == (place is None)
+        assert (decided.address or "").startswith(place or "")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_right_rule(env, process, count, rule, place):
         ({"RANK": "-1", "WORLD_SIZE": "x"}, ["RANK='-1'", "WORLD_SIZE='x'"]),
     ],
 )  # fmt: skip
-def test_the_right_error(env, words):
+def test_invalid_environments_raise_with_every_problem(env, words):
     with pytest.raises(UsageError) as caught:
         decide(Arguments(), env)
     for part in words:
@@ -191,7 +191,7 @@ def test_the_right_error(env, words):
         ({"PMIX_RANK": "0"}, ["PMIx", "num_processes="]),
     ],
 )
-def test_an_index_whose_count_nobody_says(env, words):
+def test_process_index_without_a_count_raises(env, words):
     with pytest.raises(InitializeError) as caught:
         decide(Arguments(), env)
     for part in words:
@@ -225,7 +225,7 @@ def test_the_tasks_of_slurms_nodes(runs):
 
 
 @pytest.mark.parametrize("listed", ["", "4(x", "x", "4,,2", "-1"])
-def test_what_is_no_list_of_tasks(listed):
+def test_malformed_task_list_gives_no_counts(listed):
     assert counts_of_nodes(listed) == []
 
 

@@ -73,13 +73,13 @@ def test_each_port_has_a_secret_of_its_own_by_whatever_name_its_host_goes():
     assert find_token("job", NEAR).secret != find_token("job", FAR).secret
 
 
-def test_what_observes_tries_both_files():
+def test_observer_tries_both_token_files():
     here, there = find_token("job", NEAR).secret, find_token("job", FAR).secret
     assert observed_tokens(FAR) == (there, here)
     assert observed_tokens(NEAR) == (here,)
 
 
-def test_what_observes_creates_no_file(tmp_path):
+def test_observer_creates_no_token_file(tmp_path):
     assert observed_tokens(FAR) == ("",)
     assert files(tmp_path) == []
 
@@ -106,7 +106,7 @@ def test_many_at_once_have_one(tmp_path):
     assert files(tmp_path) == ["home/.config/shoal/token"], "nothing else is left"
 
 
-def test_what_another_host_has_linked_meanwhile_counts(home, monkeypatch):
+def test_token_linked_meanwhile_by_another_host_is_used(home, monkeypatch):
     """NFS may hide a new file for a while: then `link` finds it."""
     link = os.link
 
@@ -186,7 +186,7 @@ def test_a_directory_of_the_users_that_is_a_link(home, tmp_path):
         pytest.param(lambda path: give_away(path.parent), "is not a directory ", marks=needs_root),
     ],
 )
-def test_a_file_that_others_may_know(address, spoil, words):
+def test_token_file_known_to_others_is_refused(address, spoil, words):
     path = Path(find_token("job", address).source)
     spoil(path)
     assert words in why_lacking(address)
@@ -205,5 +205,5 @@ def test_the_refusal_has_lines_to_paste():
     lines = token.refusal(FAR).splitlines()
     assert lines[0] == f"the job at {FAR} has no token, so anyone could join it: no home"
     pasted = ["export SHOAL_TOKEN=$(cat token)", "mpirun -x SHOAL_TOKEN", "kubectl create secret"]
-    assert all(any(words in line for line in lines) for words in pasted)
+    assert all(any(text in line for line in lines) for text in pasted)
     assert "set SHOAL_INSECURE=1 on all processes" in lines[-1]

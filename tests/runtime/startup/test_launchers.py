@@ -195,15 +195,15 @@ def test_the_directory_of_the_compile_cache(given, variable, found):
 @pytest.mark.parametrize("address", ["gs://bucket/cache", "s3://x", "hf://datasets/x"])
 def test_an_address_is_no_directory_of_the_compile_cache(address):
     scheme = address.partition("//")[0]
-    words = f"compile_cache={scheme}//… must be a directory of a file system, not an address"
-    with pytest.raises(UsageError, match=words):
+    message = f"compile_cache={scheme}//… must be a directory of a file system, not an address"
+    with pytest.raises(UsageError, match=message):
         decide(Arguments(compile_cache=address), {})
     with pytest.raises(UsageError, match=f"SHOAL_COMPILE_CACHE={scheme}"):
         decide(Arguments(), {"SHOAL_COMPILE_CACHE": address})
 
 
 @pytest.mark.parametrize("wrong", [3, "", "a\0b", "~nobody-of-this-name/x", object(), ["/x"]])
-def test_what_is_no_path_is_no_compile_cache(wrong):
+def test_compile_cache_refuses_values_that_are_not_paths(wrong):
     with pytest.raises(UsageError, match="compile_cache="):
         decide(Arguments(compile_cache=wrong), {})
 
@@ -211,11 +211,11 @@ def test_what_is_no_path_is_no_compile_cache(wrong):
 def test_wrong_settings_are_refused_at_one_process_too(monkeypatch):
     monkeypatch.setenv("SHOAL_LOST_AFTER_S", "-1")
     monkeypatch.setenv("SHOAL_GRACE_S", "soon")
-    monkeypatch.setenv("SHOAL_HOST_MEMORY", "2")
+    monkeypatch.setenv("SHOAL_SHARED_MEMORY", "2")
     with pytest.raises(UsageError) as caught:
         initialize()
     assert len(caught.value.problems) == 3
-    for name in ("SHOAL_LOST_AFTER_S='-1'", "SHOAL_GRACE_S='soon'", "SHOAL_HOST_MEMORY='2'"):
+    for name in ("SHOAL_LOST_AFTER_S='-1'", "SHOAL_GRACE_S='soon'", "SHOAL_SHARED_MEMORY='2'"):
         assert name in str(caught.value)
     assert not is_initialized()
 

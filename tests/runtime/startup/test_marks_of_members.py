@@ -26,12 +26,12 @@ def mark(monkeypatch):
 
     def leave(**fields):
         mark_member(PLACE)
-        words = os.environ["SHOAL_MEMBER"].split(" ")
+        fields_of_mark = os.environ["SHOAL_MEMBER"].split(" ")
         names = ("process", "pid", "started_ticks", "namespace")
-        words = [
-            str(fields.get(name, word)) for name, word in zip(names, words, strict=False)
-        ] + words[4:]
-        monkeypatch.setenv("SHOAL_MEMBER", " ".join(words))
+        fields_of_mark = [
+            str(fields.get(name, word)) for name, word in zip(names, fields_of_mark, strict=False)
+        ] + fields_of_mark[4:]
+        monkeypatch.setenv("SHOAL_MEMBER", " ".join(fields_of_mark))
 
     return leave
 
@@ -83,7 +83,7 @@ def test_a_process_that_waits_to_be_reaped_has_ended(mark):
     process.stdout.close()
 
 
-def test_who_has_left_leaves_no_mark(mark, living):
+def test_process_that_has_left_removes_its_member_mark(mark, living):
     mark(**living)
     unmark_member()
     assert "SHOAL_MEMBER" not in os.environ

@@ -47,17 +47,17 @@ def outcomes(where, processes, count, *, first_s=30.0, leaves=None):
             pool.submit(meet, where, process, count, 30.0 if process else first_s, leaves)
             for process in processes
         ]
-        return [one.exception() or one.result() for one in started]
+        return [future.exception() or future.result() for future in started]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
-def test_all_are_told_where_to_meet_and_nothing_stays(where, tmp_path, order):
+def test_every_process_gets_the_address_and_no_file_remains(where, tmp_path, order):
     told = outcomes(where, order, 4, leaves=threading.Barrier(4))
     assert told == [PLACE] * 4
     assert os.listdir(tmp_path) == []
 
 
-def test_what_an_earlier_job_left_is_not_believed(where, tmp_path):
+def test_files_of_an_earlier_job_are_ignored(where, tmp_path):
     directory = tmp_path / where.name
     directory.mkdir()
     old = [f"process-{index}-{'0' * 15}{index}" for index in range(4)]
@@ -76,7 +76,7 @@ def test_what_an_earlier_job_left_is_not_believed(where, tmp_path):
     assert os.listdir(directory) == ["notes.txt"]
 
 
-def test_who_is_missing_is_named_on_all(where, tmp_path):
+def test_missing_processes_are_named_on_every_process(where, tmp_path):
     failed = outcomes(where, [2, 0, 1], 5, first_s=1.0)
     assert all(isinstance(error, InitializeError) for error in failed)
     assert [error.missing for error in failed] == [(3, 4)] * 3
@@ -115,7 +115,7 @@ def test_two_jobs_in_one_directory_do_not_mix(where):
         first.lead(PLACE, ends_at(30))
 
 
-def test_a_wait_says_who_is_missing(where, caplog, monkeypatch):
+def test_wait_logs_which_processes_are_missing(where, caplog, monkeypatch):
     monkeypatch.setenv("SHOAL_WARN_AFTER_S", "0.01")
     with pytest.raises(InitializeError):
         meet(where, 0, 2, timeout_s=0.2)

@@ -64,8 +64,8 @@ def asked(env):
     ],
 )
 def test_the_variables_of_gke(env, pair, address, rule):
-    process, count, found, *_ = told = asked(env)
-    assert ([process, count], found) == (pair, address)
+    process, count, address_found, *_ = told = asked(env)
+    assert ([process, count], address_found) == (pair, address)
     assert any(isinstance(field, str) and field.startswith(rule) for field in told)
 
 

@@ -24,7 +24,7 @@ V2, V1 = "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", "under_oom 0\noom_kill 
         ("strange\n", {"memory.events": V2}, None),
     ],
 )
-def test_it_is_read_where_the_kernel_writes_it(tmp_path, rows, files, count):
+def test_oom_kills_are_read_from_the_cgroup_files(tmp_path, rows, files, count):
     (tmp_path / "cgroup").write_text(rows)
     for name, text in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +49,6 @@ def test_a_group_without_a_limit_has_none(tmp_path, rows, name, text, limit):
     assert memory_limit(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == limit
 
 
-def test_where_there_is_no_such_file_it_is_unknown(tmp_path):
+def test_oom_kills_are_unknown_without_a_cgroup_file(tmp_path):
     assert oom_kills(str(tmp_path / "none")) is None
     assert (oom_kills() or 0) >= 0

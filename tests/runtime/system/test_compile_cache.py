@@ -26,13 +26,13 @@ def files(entries: Entries) -> list[Path]:
 
 
 def test_an_entry_is_read_as_it_was_written_by_every_process(tmp_path):
-    one, other = Entries(str(tmp_path), NAME), Entries(str(tmp_path), NAME)
-    assert one.read("jit_f-0") is None
-    one.write("jit_f-0", b"code")
-    assert other.read("jit_f-0") == b"code" == one.read("jit_f-0")
-    assert other.read("jit_f-1") is None
-    assert [oct(path.stat().st_mode & 0o777) for path in files(one)] == ["0o600"]
-    assert oct(os.stat(one.path).st_mode & 0o777) == "0o700"
+    first, second = Entries(str(tmp_path), NAME), Entries(str(tmp_path), NAME)
+    assert first.read("jit_f-0") is None
+    first.write("jit_f-0", b"code")
+    assert second.read("jit_f-0") == b"code" == first.read("jit_f-0")
+    assert second.read("jit_f-1") is None
+    assert [oct(path.stat().st_mode & 0o777) for path in files(first)] == ["0o600"]
+    assert oct(os.stat(first.path).st_mode & 0o777) == "0o700"
 
 
 @given(written=st.dictionaries(KEYS, st.binary(max_size=50), max_size=20))
@@ -53,11 +53,11 @@ def test_an_entry_is_written_once(tmp_path):
 def damage(path: Path, how: str, chance: random.Random) -> None:
     """Damage a file that is an entry."""
     content = bytearray(path.read_bytes())
-    at = chance.randrange(len(content))
+    offset = chance.randrange(len(content))
     if how == "torn":
-        path.write_bytes(content[:at])
+        path.write_bytes(content[:offset])
     elif how == "flipped":
-        content[at] ^= 1 << chance.randrange(8)
+        content[offset] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
     elif how == "longer":
         path.write_bytes(content + b"\0")
@@ -72,8 +72,8 @@ def damage(path: Path, how: str, chance: random.Random) -> None:
 @pytest.mark.parametrize("how", ["torn", "flipped", "longer", "link", "pipe"])
 def test_a_damaged_entry_is_absent_and_removed_and_written_anew(tmp_path, how):
     chance, entries = random.Random(how), Entries(str(tmp_path), NAME)
-    for number in range(200):
-        key, program = f"key {number}", chance.randbytes(chance.randrange(200))
+    for index in range(200):
+        key, program = f"key {index}", chance.randbytes(chance.randrange(200))
         entries.write(key, program)
         (path,) = files(entries)
         damage(path, how, chance)
@@ -99,10 +99,10 @@ def test_a_directory_in_place_of_an_entry_is_absent_and_leaves_no_descriptor(tmp
 
 def test_an_entry_of_another_user_is_absent_and_removed(tmp_path):
     entries = Entries(str(tmp_path), NAME)
-    for number in range(200):
-        entries.write(f"key {number}", b"code")
+    for index in range(200):
+        entries.write(f"key {index}", b"code")
     entries._user += 1  # as root, a test could give them away
-    assert [entries.read(f"key {number}") for number in range(200)] == [None] * 200
+    assert [entries.read(f"key {index}") for index in range(200)] == [None] * 200
     assert files(entries) == []
 
 
@@ -111,10 +111,10 @@ def test_an_entry_of_another_jaxlib_or_key_in_its_place_is_absent(tmp_path, at):
     there, here = Entries(str(tmp_path), at), Entries(str(tmp_path), NAME)
     there.write("theirs", b"code")
     (path,) = files(there)
-    for number in range(200):
-        target = Path(here._path_of(f"key {number}"))
+    for index in range(200):
+        target = Path(here._path_of(f"key {index}"))
         target.write_bytes(path.read_bytes())
-        assert here.read(f"key {number}") is None
+        assert here.read(f"key {index}") is None
         assert not target.exists()
     assert there.read("theirs") == b"code"
 
@@ -160,7 +160,7 @@ def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
 
 
 def test_two_writers_and_readers_at_once_get_whole_programs_or_none(tmp_path):
-    programs = {f"key {number}": random.Random(number).randbytes(3000) for number in range(40)}
+    programs = {f"key {index}": random.Random(index).randbytes(3000) for index in range(40)}
     wrong: list[str] = []
 
     def work(seed: int) -> None:
@@ -186,14 +186,14 @@ def test_over_the_bound_the_least_recently_used_go_first_of_every_name(tmp_path,
     old.write("of an earlier JAX", bytes(num_bytes))
     entries = Entries(str(tmp_path), NAME, most_bytes)
     (tmp_path / NAME / "notes.txt").write_text("not an entry")
-    for number in range(8):
-        entries.write(str(number), bytes(num_bytes))
+    for index in range(8):
+        entries.write(str(index), bytes(num_bytes))
     for path in [*files(old), *files(entries)]:
         os.utime(path, (time.time() - 1000,) * 2)
     assert entries.read("0") == bytes(num_bytes)  # used now
-    for number in range(8, 12):
-        entries.write(str(number), bytes(num_bytes))
-    left = {str(number) for number in range(12) if entries.read(str(number)) is not None}
+    for index in range(8, 12):
+        entries.write(str(index), bytes(num_bytes))
+    left = {str(index) for index in range(12) if entries.read(str(index)) is not None}
     assert {"0", "8", "9", "10", "11"} <= left
     assert (tmp_path / NAME / "notes.txt").exists()
     sizes = [path.stat().st_size for path in [*files(old), *files(entries)] if path.suffix == ""]
@@ -255,7 +255,7 @@ def test_the_name_is_the_same_each_time(libraries):
 
 
 @pytest.mark.parametrize("what", ["version", "size", "first", "last", "another", "processor"])
-def test_the_name_tells_builds_and_processors_apart(libraries, what):
+def test_cache_name_distinguishes_builds_and_processors(libraries, what):
     before = name_of(["0.10.2"], [str(libraries)], "cpu")
     versions, processor, path = ["0.10.2"], "cpu", libraries / "lib.so"
     content = bytearray(path.read_bytes())
@@ -279,8 +279,8 @@ def test_the_processor_is_its_model_and_flags_and_not_its_pace(tmp_path):
         "processor\t: 0\nmodel name\t: AMD EPYC\ncpu MHz\t\t: 2596.1\nflags\t\t: fpu avx2\n\n"
         "processor\t: 1\nmodel name\t: other\n"
     )
-    words = this_processor(str(tmp_path / "cpuinfo"))
-    assert words.splitlines()[1:] == ["model name=AMD EPYC", "flags=fpu avx2"]
+    text = this_processor(str(tmp_path / "cpuinfo"))
+    assert text.splitlines()[1:] == ["model name=AMD EPYC", "flags=fpu avx2"]
     assert this_processor(str(tmp_path / "none"))
 
 

@@ -61,7 +61,7 @@ except KeyboardInterrupt:
     [(1, "collected raised"), (2, "collected collected raised KeyboardInterrupt")],
     ids=["one", "the second is lost there"],
 )
-def test_in_the_garbage_collector(child_env, times, said):
+def test_interrupt_in_the_garbage_collector_is_not_lost(child_env, times, said):
     """Where exceptions are lost. In a process without other threads: `gc.collect` does nothing
     while another thread collects."""
     assert output(IN_THE_COLLECTOR.format(times=times), child_env) == (said + "\n", "")
@@ -154,15 +154,15 @@ def test_a_handler_of_the_program_is_left_alone():
 
 
 def test_other_threads_take_no_signals():
-    found = []
-    look = interrupts_delivered(lambda: found.append(signal.getsignal(signal.SIGINT)))
+    handlers = []
+    look = interrupts_delivered(lambda: handlers.append(signal.getsignal(signal.SIGINT)))
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert found == [signal.default_int_handler]
+    assert handlers == [signal.default_int_handler]
 
 
-def test_many_at_any_moment_are_raised_once_each():
+def test_many_interrupts_are_raised_once_each():
     """Each from another thread, while the block begins, works, waits or ends."""
     main, never = threading.main_thread().ident, threading.Event()
     raised = 0

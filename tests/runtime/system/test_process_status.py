@@ -33,12 +33,12 @@ def child():
 
 
 def test_parent_session_and_start(child):
-    found = status_of(child.pid)
-    assert (found.parent, found.session) == (os.getpid(), child.pid)
-    assert found.started_ticks >= status_of(os.getpid()).started_ticks
-    assert not found.has_ended
-    assert not found.is_stopped
-    assert dict(all_statuses())[child.pid]._replace(state="") == found._replace(state="")
+    status = status_of(child.pid)
+    assert (status.parent, status.session) == (os.getpid(), child.pid)
+    assert status.started_ticks >= status_of(os.getpid()).started_ticks
+    assert not status.has_ended
+    assert not status.is_stopped
+    assert dict(all_statuses())[child.pid]._replace(state="") == status._replace(state="")
 
 
 def test_stopped_then_ended_then_gone(child):

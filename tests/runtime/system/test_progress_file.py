@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from shoal.runtime.system import progress_file
-from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.system.progress_file import StepProgress
 
 NOTES = """
 import os, signal, shoal
@@ -30,11 +30,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_the_highest_numbers_stay_when_a_process_is_killed(tmp_path, child_env, huge):
     path = str(tmp_path / "progress")
     progress_file.prepare(path)
-    assert progress_file.read(path) == Reached(-1, -1)
+    assert progress_file.read(path) == StepProgress(-1, -1)
     env = {**child_env, "SHOAL_PROGRESS_FILE": path}
     command = [sys.executable, "-c", NOTES.format(huge=huge)]
     assert subprocess.run(command, env=env, timeout=60).returncode == -signal.SIGKILL
-    assert progress_file.read(path) == Reached(14, (1 << 63) - 1 if huge else 10, 12)
+    assert progress_file.read(path) == StepProgress(14, (1 << 63) - 1 if huge else 10, 12)
 
 
 def test_a_save_in_a_thread_does_not_undo_a_step_nor_the_other_way_round(tmp_path, child_env):
@@ -50,13 +50,13 @@ for one in threads: one.start()
 """
     env = {**child_env, "SHOAL_PROGRESS_FILE": path}
     assert subprocess.run([sys.executable, "-c", both], env=env, timeout=60).returncode == 0
-    assert progress_file.read(path) == Reached(29_999, 29_999)
+    assert progress_file.read(path) == StepProgress(29_999, 29_999)
 
 
 def test_a_file_that_is_gone_or_cut_has_nothing(tmp_path, child_env):
-    assert progress_file.read(str(tmp_path / "none")) == Reached()
+    assert progress_file.read(str(tmp_path / "none")) == StepProgress()
     (tmp_path / "cut").write_bytes(b"123")
-    assert progress_file.read(str(tmp_path / "cut")) == Reached()
+    assert progress_file.read(str(tmp_path / "cut")) == StepProgress()
     env = {**child_env, "SHOAL_PROGRESS_FILE": str(tmp_path / "none")}
     command = [sys.executable, "-c", "import shoal; shoal.preemption.mark_saved(3)"]
     assert subprocess.run(command, env=env, timeout=60).returncode == 0
@@ -91,7 +91,7 @@ def test_a_save_that_is_running_is_seen_from_outside(tmp_path, child_env):
         child.stdin.flush()
         assert child.stdout.readline() == "saved\n"
         assert not progress_file.is_saving(path)
-        assert progress_file.read(path) == Reached(3, -1, 3)
+        assert progress_file.read(path) == StepProgress(3, -1, 3)
         child.stdin.close()
 
 
@@ -106,7 +106,7 @@ def test_a_program_that_is_done_is_seen_from_outside(tmp_path, child_env):
     assert not progress_file.is_saving(path)
 
 
-def test_it_is_not_written_through_a_link(tmp_path):
+def test_progress_file_is_not_written_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "progress").symlink_to("mine")
     with pytest.raises(OSError, match=r"progress: it is a symbolic link to .*: remove the link"):

@@ -52,7 +52,7 @@ def test_what_others_wait_for_is_ended(failing):
     assert waiting.broken
 
 
-def test_no_more_threads_are_to_be_had(monkeypatch):
+def test_work_is_done_without_further_threads(monkeypatch):
     def refuse(self):
         raise RuntimeError("can't start new thread")
 

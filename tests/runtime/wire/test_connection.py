@@ -85,9 +85,9 @@ def test_a_limit_may_be_far_away(limit):
 
 
 def test_a_question_that_no_connection_comes_up_for_is_late_and_loses_nothing(
-    meeting_places, monkeypatch
+    coordinators, monkeypatch
 ):
-    members = meeting_places.join_all(2)
+    members = coordinators.join_all(2)
     members[0]._calls._near = ""
 
     def refuse(*_arguments, **_options):

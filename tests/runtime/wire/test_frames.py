@@ -74,7 +74,7 @@ def test_garbage_is_refused_or_waited_for_and_never_anything_else(garbage, has_m
         struct.pack("!4sIQ", b"SHL1", 1000, 0) + b"9" * 1000,
     ],
 )
-def test_what_is_no_frame_is_refused_as_soon_as_it_can_be_told(hostile):
+def test_invalid_frame_is_refused_as_early_as_possible(hostile):
     reader = FrameReader(**LIMITS)
     reader.feed(hostile)
     with pytest.raises(FrameError):
@@ -97,10 +97,12 @@ def test_payloads_are_joined_and_split(payloads):
 @given(st.lists(st.sampled_from([b"", b"a", b"bc"]), max_size=5), st.data())
 def test_an_answer_that_was_changed_gives_payloads_or_is_refused(payloads, data):
     body = bytearray(join_payloads(payloads))
-    for at in data.draw(st.lists(st.integers(0, max(0, len(body) - 1)), max_size=2)):
-        body[at : at + 1] = data.draw(st.binary(max_size=2))
+    for offset in data.draw(st.lists(st.integers(0, max(0, len(body) - 1)), max_size=2)):
+        body[offset : offset + 1] = data.draw(st.binary(max_size=2))
     with contextlib.suppress(FrameError):
-        assert all(isinstance(one, bytes) for one in split_payloads(bytes(body), len(payloads)))
+        assert all(
+            isinstance(payload, bytes) for payload in split_payloads(bytes(body), len(payloads))
+        )
 
 
 def test_the_short_cut_for_answers_is_the_same_frame():
@@ -139,12 +141,12 @@ def test_addresses_go_there_and_back(pair):
 
 
 @pytest.mark.parametrize("bad", ["", "host", "host:", ":80", "host:x", "host:70000", "host:-1"])
-def test_what_is_no_address_is_refused(bad):
+def test_invalid_addresses_are_refused(bad):
     with pytest.raises(ValueError, match="is not an address"):
         split_address(bad)
 
 
-def test_frames_that_say_the_same_share_one_header_that_nobody_can_change():
+def test_equal_frames_share_one_immutable_header():
     reader = FrameReader(max_header_bytes=1000, max_body_bytes=1000)
     reader.feed(pack_frame({"do": "arrive", "step": 3}, b"a") * 2)
     first, second = reader.next(), reader.next()

@@ -16,7 +16,7 @@ def sock():
 
 
 @pytest.mark.parametrize("lost_after_s", [0.2, 1.0, 2.0, 10.0, 1e9])
-def test_the_kernel_is_told_to_ask_and_when_to_give_up(sock, lost_after_s):
+def test_keepalive_probes_and_user_timeout_are_set(sock, lost_after_s):
     watch_link(sock, lost_after_s)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     limit_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
@@ -37,13 +37,13 @@ def test_infinity_leaves_the_socket_alone(sock):
 
 
 def test_a_connection_within_a_host_has_no_link():
-    """So a HELLO that takes the door for calls does not end the meeting place."""
+    """A HELLO over the Unix socket, which is for calls, does not end the coordinator."""
     with socket.socket(socket.AF_UNIX) as sock:
         watch_link(sock, 1.0)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
-def test_a_link_that_is_cut_is_told_from_a_connection_that_was_closed():
+def test_cut_link_is_distinguished_from_a_closed_connection():
     assert is_cut_off(OSError(errno.ETIMEDOUT, "timed out"))
     assert is_cut_off(OSError(errno.EHOSTUNREACH, "no route"))
     assert not is_cut_off(ConnectionResetError(errno.ECONNRESET, "reset"))

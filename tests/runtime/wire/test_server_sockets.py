@@ -109,7 +109,7 @@ def test_a_member_may_send_a_payload_but_not_more(place):
     assert "frame too large" in place.ended[0]
 
 
-def test_who_does_not_read_does_not_hold_up_the_others(place):
+def test_peer_that_does_not_read_does_not_block_the_others(place):
     with place.knock() as lazy, place.knock() as other:
         place.say(lazy, pack_frame({"trust": True}))
         body = bytes(MAX_PAYLOAD_BYTES)
@@ -138,7 +138,7 @@ def blocked(place, client):
     return len(pack_frame({})) + len(data)
 
 
-def test_who_does_not_read_what_it_is_told_is_not_heard_until_it_does(place):
+def test_peer_that_does_not_read_its_answers_is_not_read_until_it_does(place):
     with place.knock() as lazy:
         unread = blocked(place, lazy)
         before = len(place.frames)
@@ -154,7 +154,7 @@ def test_who_does_not_read_what_it_is_told_is_not_heard_until_it_does(place):
         assert lazy.recv(100) == 2 * pack_frame({})
 
 
-def test_the_end_of_somebody_who_did_not_read_is_seen(place):
+def test_disconnect_of_a_peer_that_did_not_read_is_detected(place):
     with place.knock() as lazy:
         blocked(place, lazy)
     while not place.ended:
@@ -203,7 +203,7 @@ class CutOff:
         (errno.ECONNRESET, "its connection closed"),
     ],
 )
-def test_a_link_that_is_cut_is_said_to_be(place, number, words):
+def test_cut_link_is_reported_as_cut_off(place, number, words):
     with place.knock() as client:
         place.say(client, pack_frame({"trust": True}))
         [connection] = place.trusted
@@ -212,7 +212,7 @@ def test_a_link_that_is_cut_is_said_to_be(place, number, words):
     assert place.ended == [words]
 
 
-def test_who_trusts_somebody_may_say_who_hears_it(place):
+def test_trusted_connection_can_be_given_another_receiver(place):
     other = Place()
     with place.knock() as client:
         place.say(client, pack_frame({"trust": True}))
@@ -240,7 +240,7 @@ class Deaf:
 
 
 @pytest.mark.parametrize("has_another", [True, False])
-def test_without_file_descriptors_it_waits_and_serves_who_came_meanwhile(place, has_another):
+def test_listener_without_file_descriptors_waits_and_accepts_later(place, has_another):
     """A socket that cannot accept stays readable: `poll` would return at once, for ever."""
     other = place.knock() if has_another else None
     late = socket.create_connection(place.address)

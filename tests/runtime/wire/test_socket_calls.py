@@ -14,7 +14,7 @@ import pytest
 
 from quiet_ports import quiet_row
 from shoal.runtime.client.over_tcp import join
-from shoal.runtime.jax_service.keeper_link import HostKeeper, find_host_keeper
+from shoal.runtime.jax_service.host_agent_link import HostAgent, find_host_agent
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.wire.connection import Channel, UnknownNameError, open_socket
 from shoal.runtime.wire.frames import address_text
@@ -115,7 +115,7 @@ def test_the_errors_of_a_socket_have_classes_of_their_own(pair):
 
 
 @every_class
-def test_what_a_handler_raises_leaves_the_joining_of_a_job(meeting_places, fresh_place, error):
+def test_what_a_handler_raises_leaves_the_joining_of_a_job(coordinators, fresh_place, error):
     """Where nothing listens, where no answer comes, where others are missing, and once that was
     logged."""
     place = fresh_place(2)
@@ -131,20 +131,20 @@ def test_what_a_handler_raises_leaves_the_joining_of_a_job(meeting_places, fresh
                     address,
                     process=1,
                     num_processes=2,
-                    token=meeting_places.token,
+                    token=coordinators.token,
                     timeout_s=60,
                     warn_after_s=warn_after_s,
                 )
 
 
-def test_what_a_handler_raises_leaves_the_start_of_an_agent(meeting_places, monkeypatch):
+def test_what_a_handler_raises_leaves_the_start_of_an_agent(coordinators, monkeypatch):
     """Not as the agent's own failure, which would be sent to all."""
-    member = meeting_places.join_all(1)[0]
-    keeper = HostKeeper("a job")
+    member = coordinators.join_all(1)[0]
+    host_agent = HostAgent("a job")
     silent = Spawned("timeit", "-n", "1", "import time; time.sleep(60)")
-    monkeypatch.setattr(keeper, "_spawn", lambda: silent)
+    monkeypatch.setattr(host_agent, "_spawn", lambda: silent)
     with leaving(OSError(5, "Input/output error")):
         limit = time.monotonic() + 60
-        find_host_keeper(keeper, member, "", "127.0.0.1:1", limit, has_tls=False)
+        find_host_agent(host_agent, member, "", "127.0.0.1:1", limit, has_tls=False)
     silent.detach()
     member.close()

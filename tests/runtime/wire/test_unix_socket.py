@@ -1,4 +1,4 @@
-"""The second door of a meeting place, for the calls of its own host."""
+"""The second socket of a coordinator, for the calls of its own host."""
 
 import sys
 
@@ -20,8 +20,8 @@ def meet_and_leave(members, run_all):
     return met
 
 
-def test_calls_of_the_same_host_need_no_tcp(meeting_places, run_all, monkeypatch):
-    members = meeting_places.join_all(2)
+def test_calls_of_the_same_host_need_no_tcp(coordinators, run_all, monkeypatch):
+    members = coordinators.join_all(2)
 
     def refuse(*_arguments, **_options):
         raise AssertionError("a call took TCP")
@@ -30,14 +30,14 @@ def test_calls_of_the_same_host_need_no_tcp(meeting_places, run_all, monkeypatch
     assert meet_and_leave(members, run_all) == [{0: b"x", 1: b"x"}] * 2
 
 
-def test_who_does_not_find_the_door_takes_tcp(meeting_places, run_all):
-    members = meeting_places.join_all(2)
+def test_process_that_cannot_reach_the_unix_socket_uses_tcp(coordinators, run_all):
+    members = coordinators.join_all(2)
     members[1]._calls._near = "shoal-of-another-host"
     assert meet_and_leave(members, run_all) == [{0: b"x", 1: b"x"}] * 2
 
 
-def test_nobody_comes_in_without_the_token(meeting_places):
-    members = meeting_places.join_all(1)
+def test_unix_socket_refuses_a_wrong_token(coordinators):
+    members = coordinators.join_all(1)
     stranger = connect_unix(members[0].welcome.near)
     stranger.setblocking(True)
     stranger.settimeout(20)
@@ -51,6 +51,6 @@ def test_nobody_comes_in_without_the_token(meeting_places):
     members[0].close()
 
 
-def test_two_doors_have_two_names():
-    with listen_unix() as one, listen_unix() as other:
-        assert one.getsockname() != other.getsockname()
+def test_each_unix_listener_has_its_own_name():
+    with listen_unix() as first, listen_unix() as second:
+        assert first.getsockname() != second.getsockname()

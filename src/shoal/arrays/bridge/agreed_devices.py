@@ -21,7 +21,7 @@ from shoal.hashing import short_digest
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess, disagreement
 from shoal.runtime.jax_service.jax_runtime import NothingPublishedError
 from shoal.runtime.jax_service.process_numbers import processes_of
@@ -29,9 +29,7 @@ from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import line_of
 
 
-def owners_of(
-    coordinator: Coordinator, devices: Sequence[Any], timeout_s: float
-) -> tuple[int, ...]:
+def owners_of(client: JobClient, devices: Sequence[Any], timeout_s: float) -> tuple[int, ...]:
     """Return the processes that own these devices, by job number; for no devices, all processes.
 
     On TPUs JAX may number processes differently; the processes then exchange their numbers.
@@ -40,16 +38,16 @@ def owners_of(
       DeadlineError: one of them did not send its number in time.
     """
     owners = {device.process_index for device in devices}
-    if not owners or len(owners) == coordinator.num_processes:
-        return tuple(range(coordinator.num_processes))
+    if not owners or len(owners) == client.num_processes:
+        return tuple(range(client.num_processes))
     if owners == {jax.process_index()}:
-        return (coordinator.process,)
+        return (client.process,)
     if devices[0].platform != "tpu":
         return tuple(sorted(owners))
     try:
-        numbers = processes_of(owners, coordinator.process, timeout_s=timeout_s)
+        numbers = processes_of(owners, client.process, timeout_s=timeout_s)
     except NothingPublishedError as error:
-        me = ThisProcess(coordinator.process, coordinator.hosts)
+        me = ThisProcess(client.process, client.hosts)
         raise DeadlineError(
             f"{me}: make_mesh: the processes that are {sorted(owners)} in JAX own its devices, and "
             f"have not all called it within {timeout_s:g} s ({error})",
@@ -70,16 +68,17 @@ class View(NamedTuple):
 class _Meeting(NamedTuple):
     """The call in which the processes meet."""
 
-    coordinator: Coordinator
+    client: JobClient
     call: Call
     group: tuple[int, ...] | None
     lane: str
     timeout_s: float
 
-    def bring(self, payload: bytes, *spec: str) -> Mapping[int, bytes]:
+    def exchange(self, payload: bytes, *spec: str) -> Mapping[int, bytes]:
+        """Meet the other processes in one round; return the payloads of all."""
         call = self.call._replace(spec=spec) if spec else self.call
         return agree(
-            self.coordinator,
+            self.client,
             call,
             payload,
             timeout_s=self.timeout_s,
@@ -89,7 +88,7 @@ class _Meeting(NamedTuple):
 
 
 def agree_on_devices(
-    coordinator: Coordinator,
+    client: JobClient,
     mesh: Mesh,
     view: View,
     *,
@@ -102,7 +101,7 @@ def agree_on_devices(
     """Return once all processes make the same mesh of the same devices.
 
     Args:
-      coordinator: the coordinator through which the processes meet.
+      client: the job client of this process, through which it meets the others.
       mesh: the mesh, with devices in order.
       view: what this process sees.
       options: further lines that must be equal.
@@ -114,7 +113,7 @@ def agree_on_devices(
     Raises:
       DivergenceError: on all that arrived: calls, lists of devices or owners differ; the first
         difference is shown, with the processes on each side.
-      DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
+      DeadlineError, ProcessLostError, PeerFailedError: as `JobClient.arrive`.
     """
     lines = [_line(device) for device in view.devices]
     kinds = ", ".join(sorted({device.platform for device in view.devices}))
@@ -127,18 +126,18 @@ def agree_on_devices(
         f"order {runs_to_text(mesh.device_ids.ravel())}",
     )
     call = Call("make_mesh", mesh.label or "make_mesh", site, spec)
-    meeting = _Meeting(coordinator, call, group, lane, timeout_s)
+    meeting = _Meeting(client, call, group, lane, timeout_s)
     own = sorted(_line(device) for device in view.own)
-    fault_points.reach("make_mesh.before_arrive", coordinator.process)
-    answers = meeting.bring(json.dumps([view.process, _digest(own)]).encode())
-    fault_points.reach("make_mesh.after_arrive", coordinator.process)
+    fault_points.reach("make_mesh.before_arrive", client.process)
+    answers = meeting.exchange(json.dumps([view.process, _digest(own)]).encode())
+    fault_points.reach("make_mesh.after_arrive", client.process)
     claims = {process: tuple(json.loads(text)) for process, text in answers.items()}
-    _check_numbers(meeting, {process: number for process, (number, _) in claims.items()})
-    believed: dict[int, list[str]] = {number: [] for number, _ in claims.values()}
+    _check_numbers(meeting, {process: index for process, (index, _) in claims.items()})
+    believed: dict[int, list[str]] = {index: [] for index, _ in claims.values()}
     for device, line in zip(view.devices, lines, strict=True):
         believed.setdefault(device.process_index, []).append(line)
     wrong = [
-        p for p, (number, digest) in claims.items() if digest != _digest(sorted(believed[number]))
+        p for p, (index, digest) in claims.items() if digest != _digest(sorted(believed[index]))
     ]
     if wrong:
         raise _other_owners(meeting, own, {p: claims[p][0] for p in wrong}, believed)
@@ -146,20 +145,20 @@ def agree_on_devices(
 
 def _line(device: Any) -> str:
     """Describe a device as it reports itself: `device 5: tpu, TPU v4, process 1, at (1, 1, 0)`."""
-    words = [f"device {device.id}: {device.platform}"]
+    parts = [f"device {device.id}: {device.platform}"]
     if device.device_kind and device.device_kind != device.platform:
-        words.append(device.device_kind)
-    words.append(f"process {device.process_index}")
+        parts.append(device.device_kind)
+    parts.append(f"process {device.process_index}")
     coords = getattr(device, "coords", None)
     if coords is not None:
-        words.append(f"at {tuple(coords)}")
+        parts.append(f"at {tuple(coords)}")
     core = getattr(device, "core_on_chip", None)
     if core is not None:
-        words.append(f"core {core}")
-    number = getattr(device, "slice_index", None)
-    if number is not None:
-        words.append(f"slice {number}")
-    return ", ".join(words)
+        parts.append(f"core {core}")
+    slice_index = getattr(device, "slice_index", None)
+    if slice_index is not None:
+        parts.append(f"slice {slice_index}")
+    return ", ".join(parts)
 
 
 def _digest(lines: Sequence[str]) -> str:
@@ -167,8 +166,8 @@ def _digest(lines: Sequence[str]) -> str:
 
 
 def _heading(meeting: _Meeting) -> str:
-    coordinator, call = meeting.coordinator, meeting.call
-    me = ThisProcess(coordinator.process, coordinator.hosts)
+    client, call = meeting.client, meeting.call
+    me = ThisProcess(client.process, client.hosts)
     label = "" if call.name == call.operation else f" {call.name!r}"
     return f"{me}: make_mesh{label} ({line_of(call.site)})"
 
@@ -176,10 +175,10 @@ def _heading(meeting: _Meeting) -> str:
 def _check_numbers(meeting: _Meeting, numbers: Mapping[int, int]) -> None:
     """Raise if two processes have the same number in JAX: they are in different JAX jobs."""
     holders: dict[int, list[int]] = {}
-    for process, number in numbers.items():
-        holders.setdefault(number, []).append(process)
+    for process, index in numbers.items():
+        holders.setdefault(index, []).append(process)
     if len(holders) < len(numbers):
-        rows = [(f"is process {number} in JAX", tuple(held)) for number, held in holders.items()]
+        rows = [(f"is process {index} in JAX", tuple(held)) for index, held in holders.items()]
         advice = "JAX's job is not the same as shoal's: initialize both together"
         raise disagreement(f"{_heading(meeting)}: numbers in JAX differ", rows, advice)
 
@@ -195,9 +194,9 @@ def _other_owners(
     For each, it shows the first of its devices that is not in the list, or else the first in the
     list that it does not have.
     """
-    me = meeting.coordinator.process
+    me = meeting.client.process
     shown = _strange(own, sorted(believed[wrong[me]])) if me in wrong else ""
-    answers = meeting.bring(shown.encode(), "own devices")
+    answers = meeting.exchange(shown.encode(), "own devices")
     rows = [(answers[process].decode(errors="replace"), (process,)) for process in wrong]
     heading = (
         f"{_heading(meeting)}: some processes own devices that differ from the device list "
@@ -212,7 +211,9 @@ def _strange(own: Sequence[str], listed: Sequence[str]) -> str:
     for line in own:
         if line not in listed:
             named = line.partition(":")[0]
-            other = next((one for one in listed if one.startswith(f"{named}:")), "no such device")
+            other = next(
+                (known for known in listed if known.startswith(f"{named}:")), "no such device"
+            )
             return f"has {line}; the list has {other}"
     missing = next(line for line in listed if line not in own)
     return f"lacks a device of the list: {missing}"

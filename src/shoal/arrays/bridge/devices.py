@@ -71,10 +71,10 @@ def listed_devices(
     if devices is None:
         return None
     check_kind(operation, devices, Iterable, "a list of JAX's devices")
-    found = tuple(devices)
-    for device in found:
+    listed = tuple(devices)
+    for device in listed:
         check_kind(operation, device, jax.Device, "one of JAX's devices")
-    return found
+    return listed
 
 
 def twins(

@@ -40,5 +40,5 @@ def wrong_arguments(function: Callable[..., Any], leaf: str) -> str:
 
 def short_text(value: object, text: Callable[[object], str] = repr) -> str:
     """Return a short one-line text of a value."""
-    found = " ".join(text(value).split())
-    return found if len(found) <= _MOST_SHOWN else found[: _MOST_SHOWN - 1] + "…"
+    one_line = " ".join(text(value).split())
+    return one_line if len(one_line) <= _MOST_SHOWN else one_line[: _MOST_SHOWN - 1] + "…"

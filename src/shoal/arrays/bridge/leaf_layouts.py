@@ -145,11 +145,11 @@ def _pair(
     """Walk both trees together, down to where `given` is one layout."""
     if is_one_layout(given):
         if type(given) is type(node) is tuple and len(given) == len(node) and _names_twice(given):
-            for number, (value, own) in enumerate(zip(node, given, strict=True)):
+            for index, (value, own) in enumerate(zip(node, given, strict=True)):
                 _pair(
                     node=value,
                     given=own,
-                    path=(*path, SequenceKey(number)),
+                    path=(*path, SequenceKey(index)),
                     pairs=pairs,
                     problems=problems,
                 )
@@ -165,27 +165,29 @@ def _pair(
         for rest, value in tree_flatten_with_path(node)[0]:
             pairs.append((path + rest, value, given))
         return
-    wanted, found = _children(given), _children(node)
+    wanted, present = _children(given), _children(node)
     if wanted is None:
         is_swapped = isinstance(node, Layout | Sharding | PartitionSpec) or is_mesh(node)
         why = "the values come first, then their layouts" if is_swapped else not_a_layout(given)
         problems.append(f"{path_text(path)}: {why}")
-    elif found is None:
+    elif present is None:
         problems.append(
             f"{path_text(path)}: one {_what(node)} here, but "
             f"{with_article(type(given).__name__)} of layouts; write one layout "
             "(a tuple of axis names, not a list)"
         )
     else:
-        no_leaf = [key for key in wanted if key not in found]
-        no_layout = [key for key in found if key not in wanted and jax.tree.leaves(found[key][1])]
+        no_leaf = [key for key in wanted if key not in present]
+        no_layout = [
+            key for key in present if key not in wanted and jax.tree.leaves(present[key][1])
+        ]
         for key in no_leaf:
             near = nearest(_bare(key), map(_bare, no_layout))
             problems.append(f"{keystr(path)}{key}: a layout, but no leaf{near}")
         for key in no_layout:
             near = nearest(_bare(key), map(_bare, no_leaf))
             problems.append(f"{keystr(path)}{key}: a leaf, but no layout{near}")
-        for key, (step, value) in found.items():
+        for key, (step, value) in present.items():
             if key in wanted:
                 _pair(
                     node=value,
@@ -223,7 +225,7 @@ def is_one_layout(given: Any) -> bool:
         return True
     if type(given) is tuple:
         return all(map(_is_dim, given))
-    return is_function(given) and _children(given) is None
+    return is_layout_function(given) and _children(given) is None
 
 
 def is_mesh(given: Any) -> bool:
@@ -231,7 +233,7 @@ def is_mesh(given: Any) -> bool:
     return isinstance(given, Mesh | jax.sharding.Mesh)
 
 
-def is_function(given: Any) -> bool:
+def is_layout_function(given: Any) -> bool:
     """True for a function of layouts. JAX's meshes and specs can be called as decorators, too."""
     return callable(given) and not is_mesh(given)
 
@@ -292,12 +294,12 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
       UsageError: it is not a layout for a leaf of this rank, or there is no mesh.
     """
     rank = np.ndim(value)
-    if is_function(given):
+    if is_layout_function(given):
         why = wrong_arguments(given, "the leaf")
         if why:
             raise UsageError(why)
         given = given(keystr(path, simple=True, separator="/"), value)
-        if not is_one_layout(given) or is_function(given):
+        if not is_one_layout(given) or is_layout_function(given):
             raise UsageError(f"the function of layouts returned {given!r}, which is not a layout")
     name = path_text(path)
     if isinstance(given, Format):

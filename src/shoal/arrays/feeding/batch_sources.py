@@ -26,7 +26,7 @@ class ReaderState(NamedTuple):
     error: Exception | None = None  # raised by the reader instead of its state
 
 
-class InTurn:
+class IterableSource:
     """An iterable of batches of this process's own rows."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
@@ -67,7 +67,7 @@ def _state_of(*readers: object) -> ReaderState:
     return ReaderState()
 
 
-class ByNumber:
+class IndexedSource:
     """Rows indexed by number.
 
     Args:
@@ -105,7 +105,7 @@ class ByNumber:
         return rows
 
 
-def by_number(source: Any, order: object) -> ByNumber:
+def by_number(source: Any, order: object) -> IndexedSource:
     """Return a reader of rows from a function, columns, or a sequence of samples.
 
     Raises:
@@ -118,7 +118,7 @@ def by_number(source: Any, order: object) -> ByNumber:
                 "feed: a function does not say how many rows there are: pass order=, their numbers "
                 "in order, such as order=range(1000)"
             )
-        return ByNumber(read, range(count))
+        return IndexedSource(read, range(count))
     if isinstance(order, range):
         numbers: range | Numbers = order
         ends = (min(order[0], order[-1]), max(order[0], order[-1])) if order else (0, -1)
@@ -128,7 +128,7 @@ def by_number(source: Any, order: object) -> ByNumber:
     if ends[0] < 0 or (count is not None and ends[1] >= count):
         known = "" if count is None else f"; there are rows 0..{count - 1}"
         raise UsageError(f"feed: order= has the row numbers {ends[0]} to {ends[1]}{known}")
-    return ByNumber(read, numbers)
+    return IndexedSource(read, numbers)
 
 
 def _numbers(order: Any) -> Numbers:

@@ -72,20 +72,22 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
         several read, differ.
       UsageError: the rows do not make a batch.
     """
-    failed = {p: one.words for p, one in statuses.items() if one.kind == "failed"}
+    failed = {p: status.words for p, status in statuses.items() if status.kind == "failed"}
     if failed:
         what = f"{batch.me}: {batch.words} is not delivered"
         raise gone_error("failed", departures_of(failed, "failed", {}), batch.me, what)
-    closed = {p: one.batches for p, one in statuses.items() if one.kind == "closed"}
+    closed = {p: status.batches for p, status in statuses.items() if status.kind == "closed"}
     if batch.me.process in closed:
         return BatchVerdict(0)
     if closed:
         raise _closed(batch, closed)
-    having = {p: one for p, one in statuses.items() if one.rows}
+    having = {p: status for p, status in statuses.items() if status.rows}
     if not having:
         return BatchVerdict(0)
     size = batch.size or _first_size(batch, statuses, having)
-    short = {p: one for p, one in statuses.items() if one.size != size or not one.is_exact}
+    short = {
+        p: status for p, status in statuses.items() if status.size != size or not status.is_exact
+    }
     _check_rows(batch, size, statuses, short)
     if short and batch.remainder == "drop":
         _log_dropped(batch, statuses, having)
@@ -120,8 +122,8 @@ def _first_size(
             f"{batch.me}: {batch.words}: the reader of {listed(empty)} is empty, that of "
             f"{listed(having)} is not; let each process read rows, or read by row index (batch=)"
         )
-    sizes = {one.size for one in having.values()}
-    is_whole = len(sizes) == 1 and all(one.is_exact for one in having.values())
+    sizes = {status.size for status in having.values()}
+    is_whole = len(sizes) == 1 and all(status.is_exact for status in having.values())
     if batch.remainder != "pad" and not is_whole:
         raise UsageError(
             f"{batch.me}: {batch.words}: the first batch must be whole: {_rows(having)}, which "
@@ -134,7 +136,7 @@ def _first_size(
 def _check_rows(
     batch: BatchId, size: int, statuses: Mapping[int, Status], short: Mapping[int, Status]
 ) -> None:
-    long = {p: one for p, one in statuses.items() if one.size > size}
+    long = {p: status for p, status in statuses.items() if status.size > size}
     if long:
         raise UsageError(
             f"{batch.me}: {batch.words}: {_rows(long)}, more than in the first batch (of {size})"
@@ -149,8 +151,8 @@ def _check_rows(
 
 def _rows(statuses: Mapping[int, Status]) -> str:
     by_count: dict[int, list[int]] = {}
-    for process, one in statuses.items():
-        by_count.setdefault(one.rows, []).append(process)
+    for process, status in statuses.items():
+        by_count.setdefault(status.rows, []).append(process)
     return ", ".join(f"{counted(n, 'row')} of {listed(who)}" for n, who in sorted(by_count.items()))
 
 
@@ -170,14 +172,16 @@ def _log_dropped(
 def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
     """Return the leaves, which are equal on all processes, one line each."""
     sides: dict[str, list[int]] = {}
-    for process, one in statuses.items():
-        sides.setdefault(batch.leaves if one.leaves == "=" else one.leaves, []).append(process)
+    for process, status in statuses.items():
+        sides.setdefault(batch.leaves if status.leaves == "=" else status.leaves, []).append(
+            process
+        )
     if len(sides) == 1:
         return next(iter(sides))
     lines = [text.split("\n") for text in sides]
-    at = next((n for n, row in enumerate(zip(*lines, strict=False)) if len({*row}) > 1), -1)
+    index = next((n for n, row in enumerate(zip(*lines, strict=False)) if len({*row}) > 1), -1)
     shown = [
-        (shown_line(row[at]) if at >= 0 else counted(len(row), "leaf", "leaves"), who)
+        (shown_line(row[index]) if index >= 0 else counted(len(row), "leaf", "leaves"), who)
         for row, who in zip(lines, sides.values(), strict=True)
     ]
     raise disagreement(f"{batch.me}: processes read different leaves for {batch.words}", shown)
@@ -185,16 +189,18 @@ def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
 
 def _check_values(batch: BatchId, statuses: Mapping[int, Status], leaves: str) -> None:
     """Compare the rows that several processes read."""
-    groups = {holders: None for one in statuses.values() for holders in one.digests}
+    groups = {holders: None for status in statuses.values() for holders in status.digests}
     for holders in groups:
         digests_of = {
-            p: one.digests[holders] for p, one in statuses.items() if holders in one.digests
+            p: status.digests[holders]
+            for p, status in statuses.items()
+            if holders in status.digests
         }
         leaves_count = len(next(iter(digests_of.values())))
-        for number, line in enumerate(leaves.split("\n")[:leaves_count]):  # the tree's line follows
+        for index, line in enumerate(leaves.split("\n")[:leaves_count]):  # the tree's line follows
             sides: dict[str, list[int]] = {}
             for process, digests in digests_of.items():
-                sides.setdefault(digests[number], []).append(process)
+                sides.setdefault(digests[index], []).append(process)
             if len(sides) > 1:
                 leaf = SpecLine.of(line) or SpecLine()
                 what = "values without dims" if leaf.shape == "[]" else "the same rows"
@@ -212,9 +218,9 @@ def _suspect_same_rows(batch: BatchId, statuses: Mapping[int, Status]) -> None:
     reads the whole data set from its beginning.
     """
     seen: dict[str, list[int]] = {}
-    for process, one in statuses.items():
-        if one.own:
-            seen.setdefault(one.own, []).append(process)
+    for process, status in statuses.items():
+        if status.own:
+            seen.setdefault(status.own, []).append(process)
     for who in seen.values():
         first = who[0]
         twins = [p for p in who[1:] if not {*statuses[p].held} & {*statuses[first].held}]

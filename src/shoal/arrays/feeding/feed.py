@@ -37,20 +37,20 @@ from shoal.arguments import count, integer, not_flags
 from shoal.arrays.bridge.agreed_devices import owners_of
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
-    is_function,
+    is_layout_function,
     is_one_layout,
     not_a_layout,
     whole_rows,
 )
 from shoal.arrays.bridge.sharding import sharding_of
-from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState, by_number
+from shoal.arrays.feeding.batch_sources import IndexedSource, IterableSource, ReaderState, by_number
 from shoal.arrays.feeding.batch_verdict import LAST
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
 from shoal.arrays.feeding.local_rows import split_layout
 from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.feeding.prefetch import MEETING, READING, Prefetch
 from shoal.arrays.host.digest import digest
-from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.record_call import lane_problems
 from shoal.colour import logically_collective
 from shoal.errors import (
     DeadlineError,
@@ -64,10 +64,10 @@ from shoal.errors import (
 )
 from shoal.plan.layout import Layout
 from shoal.plan.rows import check_even_split
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.failures.exception_text import failure_of
-from shoal.runtime.process import coordinator
-from shoal.runtime.rules.trail import TrailEntry
+from shoal.runtime.process import client
+from shoal.runtime.rules.call_record import RecordedCall
 from shoal.runtime.system.callsite import Caller, callsite, line_of
 from shoal.tracebacks import at_caller
 
@@ -151,7 +151,7 @@ def feed(
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
     split = Split(rows_layout(layouts), jax.process_index())
     reads = source_of(source, batch, order, split)
-    mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0
+    mark = mark_of(order_text(reads)) if isinstance(reads, IndexedSource) else 0
     rows = rows_before(start, mark)
     check_skip(source, reads, rows, skip)
     options = FeedOptions(
@@ -167,7 +167,7 @@ def feed(
     check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(
-        here=coordinator(), split=split, spec=spec, start=rows, lane=lane, limit_s=limit_s
+        here=client(), split=split, spec=spec, start=rows, lane=lane, limit_s=limit_s
     )
     prefetched = Prefetch(
         Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone
@@ -190,7 +190,7 @@ class Feed:
         self._turn = threading.Lock()  # serializes threads of the program
         self._has_ended = False
         self._pid = os.getpid()
-        self._forgotten = weakref.finalize(self, prefetch.close, wait_s=_FORGET_S, tells=False)
+        self._forgotten = weakref.finalize(self, prefetch.close, wait_s=_FORGET_S, announces=False)
 
     @property
     def rows(self) -> int:
@@ -254,7 +254,7 @@ class Feed:
         """Return the next batch. Collective over the mesh's processes.
 
         Raises:
-          PeerFailedError: on all others: the reader of a process raised; on that one its error.
+          PeerFailedError: on all others: the reader of a process raised; on that process its error.
           DivergenceError: on all: options, leaves, or values of rows that several read differ;
             on the others: a process has closed its feed early.
           DeadlineError: no batch came within `timeout_s`.
@@ -272,7 +272,7 @@ class Feed:
             raise UsageError("feed: this feed is closed")
         meeting = self._meeting
         wait = BatchWait(meeting, self._prefetch, self._batches)
-        progress = meeting.coordinator.progress
+        progress = meeting.client.progress
         progress.reads = wait.is_for_reader
         try:
             given = self._prefetch.take(wait.look)
@@ -284,8 +284,8 @@ class Feed:
             self._has_ended = True
             raise StopIteration
         batch = f"batch {self._batches} of feed at {meeting.site}"
-        entry = TrailEntry(batch, "", (), step=progress.step)
-        meeting.coordinator.trails.record(entry, group=meeting.group)
+        entry = RecordedCall(batch, "", (), step=progress.step)
+        meeting.client.call_records.record(entry, group=meeting.group)
         progress.turns += 1
         self._batches += 1
         self._rows += given.rows
@@ -326,7 +326,7 @@ class Feed:
 
 def _meeting(
     *,
-    here: Coordinator,
+    here: JobClient,
     split: Split,
     spec: tuple[str, ...],
     start: int,
@@ -342,8 +342,8 @@ def _meeting(
         )
     group = None if len(owners) == here.num_processes else owners
     site = callsite()
-    entry = TrailEntry("feed", site, spec, step=here.progress.step)
-    name = here.trails.record(entry, group=group, lane=lane)
+    entry = RecordedCall("feed", site, spec, step=here.progress.step)
+    name = here.call_records.record(entry, group=group, lane=lane)
     if not name and len(owners) > 1:
         raise UsageError(
             "feed: this thread has never synchronized with other processes, so its calls "
@@ -351,7 +351,7 @@ def _meeting(
         )
     name = name or f"alone {os.urandom(8).hex()}"
     return FeedMeeting(
-        coordinator=here,
+        client=here,
         group=group,
         lane=f"feed: {name}",
         site=site,
@@ -437,8 +437,8 @@ class BatchWait:
           DeadlineError: the reader of this process took too long.
           ProcessLostError, PeerFailedError: a process was lost or failed meanwhile.
         """
-        here = self._meeting.coordinator
-        if here.troubles.any():
+        here = self._meeting.client
+        if here.peer_losses.any():
             here.check(self._batch)
         phase, began = self._prefetch.phase
         if phase == MEETING:
@@ -480,7 +480,9 @@ def problems_of(
     return problems
 
 
-def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTurn | ByNumber:
+def source_of(
+    source: Any, batch: int | None, order: Any, split: Split
+) -> IterableSource | IndexedSource:
     """Return the batch source: an iterable, or rows by number.
 
     Raises:
@@ -497,14 +499,14 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
                 f"feed: {with_article(type(source).__name__)} is not an iterable of batches: "
                 "pass batch=, the rows of a batch over all processes, to read it by number"
             )
-        return InTurn(source)
+        return IterableSource(source)
     check_even_split("feed: batch", split.layout, batch, 0)
     return by_number(source, order)
 
 
-def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
+def check_last_batch(reads: IterableSource | IndexedSource, options: FeedOptions) -> None:
     """Raise if the last batch by number is incomplete and `remainder` does not allow it."""
-    if isinstance(reads, InTurn):
+    if isinstance(reads, IterableSource):
         return
     batch, left = options.batch, max(0, reads.total - options.start)
     is_nothing = options.remainder == "drop" and reads.total < batch
@@ -517,10 +519,12 @@ def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
         raise UsageError(f"feed: {text}; remainder='pad' pads the last batch, with a mask")
 
 
-def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
+def check_skip(
+    source: Any, reads: IterableSource | IndexedSource, rows: int, skip: bool | None
+) -> None:
     """Reject an iterable that may already be past the rows to skip."""
     can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
-    if rows and skip is None and can_be_set and isinstance(reads, InTurn):
+    if rows and skip is None and can_be_set and isinstance(reads, IterableSource):
         raise UsageError(
             f"feed: start= is after {counted(rows, 'row')}, and "
             f"{with_article(type(source).__name__)} can be set to where it was\n"
@@ -534,16 +538,16 @@ def rows_layout(layouts: Layouts) -> Layout:
     raise_all("feed", whole_rows(layouts))
     layouts_seen: dict[Layout, None] = {}
     without_dims: dict[Layout, None] = {}  # of leaves without rows, if others have rows
-    for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if not is_one_layout(one):
-            raise UsageTypeError(f"feed: {not_a_layout(one)}")
-        if is_function(one):
+    for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if not is_one_layout(given):
+            raise UsageTypeError(f"feed: {not_a_layout(given)}")
+        if is_layout_function(given):
             raise UsageTypeError(
-                f"feed: {one!r} cannot be resolved before there are leaves: pass layouts"
+                f"feed: {given!r} cannot be resolved before there are leaves: pass layouts"
             )
-        layout = split_layout("feed", one)
+        layout = split_layout("feed", given)
         rows = Layout(layout.mesh, layout.dims[0])
-        if isinstance(one, Layout) and not one.rank:
+        if isinstance(given, Layout) and not given.rank:
             without_dims[rows] = None
         else:
             layouts_seen[rows] = None
@@ -559,7 +563,7 @@ def rows_layout(layouts: Layouts) -> Layout:
 
 
 def feed_spec(
-    reads: InTurn | ByNumber, split: Split, options: FeedOptions, prefetch: int
+    reads: IterableSource | IndexedSource, split: Split, options: FeedOptions, prefetch: int
 ) -> tuple[str, ...]:
     """Return the lines that must be equal on all processes."""
     lines = [
@@ -567,12 +571,12 @@ def feed_spec(
         f"remainder={options.remainder!r} start={options.start} prefetch={prefetch} "
         f"check_values={options.check_values}" + ("" if options.skip else " skip=False"),
     ]
-    if isinstance(reads, ByNumber):
+    if isinstance(reads, IndexedSource):
         lines.append(f"batch={options.batch} of {order_text(reads)}")
     return tuple(lines)
 
 
-def order_text(reads: ByNumber) -> str:
+def order_text(reads: IndexedSource) -> str:
     """Return a text that identifies an order of rows."""
     order = str(reads.order)
     if not isinstance(reads.order, range):

@@ -12,13 +12,13 @@ import numpy as np
 
 from shoal.arrays.bridge.leaf_layouts import Layouts
 from shoal.arrays.bridge.sharding import sharding_of
-from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState
+from shoal.arrays.feeding.batch_sources import IndexedSource, IterableSource, ReaderState
 from shoal.arrays.feeding.batch_verdict import BatchId, BatchVerdict, Status, judge
 from shoal.arrays.feeding.own_rows import Batch, Split, checked_batch, place_rows
 from shoal.arrays.feeding.prefetch import MEETING, PLACING, READING, Prefetch
 from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.exception_text import failure_of
 from shoal.runtime.failures.last_record import record
@@ -43,7 +43,7 @@ class FeedOptions(NamedTuple):
 class FeedMeeting(NamedTuple):
     """How the threads of a feed meet."""
 
-    coordinator: Coordinator
+    client: JobClient
     group: tuple[int, ...] | None
     lane: str
     site: str
@@ -54,12 +54,12 @@ class FeedMeeting(NamedTuple):
     @property
     def me(self) -> ThisProcess:
         """This process."""
-        return ThisProcess(self.coordinator.process, self.coordinator.hosts)
+        return ThisProcess(self.client.process, self.client.hosts)
 
     @property
     def is_alone(self) -> bool:
         """Is this the only process?"""
-        return len(self.group or self.coordinator.hosts) == 1
+        return len(self.group or self.client.hosts) == 1
 
     def batch(self, number: int) -> str:
         """Return the name of a batch, counted from 0 in this feed, for messages."""
@@ -78,7 +78,11 @@ class Steps:
     """The batches of one feed."""
 
     def __init__(
-        self, source: InTurn | ByNumber, split: Split, options: FeedOptions, meeting: FeedMeeting
+        self,
+        source: IterableSource | IndexedSource,
+        split: Split,
+        options: FeedOptions,
+        meeting: FeedMeeting,
     ) -> None:
         self._source = source
         self._split = split
@@ -89,7 +93,7 @@ class Steps:
         self._leaves = ""  # as agreed for the previous batch
         self._like: Batch | None = None
         self._next_row = options.start
-        self._must_skip = options.start > 0 and options.skip and isinstance(source, InTurn)
+        self._must_skip = options.start > 0 and options.skip and isinstance(source, IterableSource)
 
     def step(self, prefetch: Prefetch[FedBatch]) -> FedBatch | None:
         """Make one batch; None at the end.
@@ -107,7 +111,7 @@ class Steps:
             # If the first batch may be short, only its size decides which rows belong to which
             # process, and how many batches were delivered before.
             self._size, self._leaves = self._meet(prefetch, self._status(batch))
-            if self._must_skip and isinstance(source, InTurn):
+            if self._must_skip and isinstance(source, IterableSource):
                 batch = self._own(prefetch, READING, lambda: self._after_skipped(source))
             elif not self._size:
                 return None
@@ -122,7 +126,7 @@ class Steps:
         if value is None:
             return None
         self._next_row += self._size
-        reader = source.state if isinstance(source, InTurn) else ReaderState()
+        reader = source.state if isinstance(source, IterableSource) else ReaderState()
         return FedBatch(value[0], self._size, reader)
 
     def _own(self, prefetch: Prefetch[FedBatch], phase: str, act: Callable[[], T]) -> T | None:
@@ -147,18 +151,18 @@ class Steps:
 
     def finish(self) -> None:
         """See `Work.finish`."""
-        if isinstance(self._source, InTurn):
+        if isinstance(self._source, IterableSource):
             self._source.close()
         self._like = None
-        coordinator, group, lane = self._meeting[:3]
-        with contextlib.suppress(ShoalError), coordinator.call(
+        client, group, lane = self._meeting[:3]
+        with contextlib.suppress(ShoalError), client.call(
             "feed", lane, group, ends_lane=True
         ):  # fmt: skip
             pass
 
     def _read(self) -> Batch:
         """Return this process's batch; without rows at the end."""
-        if isinstance(self._source, ByNumber):
+        if isinstance(self._source, IndexedSource):
             return self._read_by_number(self._source)
         read = self._source.read()
         if read is None:
@@ -182,7 +186,7 @@ class Steps:
     def _checked(self, tree: Any) -> Batch:
         return checked_batch(tree, self._options.layouts, self._split, self._options.caller)
 
-    def _read_by_number(self, source: ByNumber) -> Batch:
+    def _read_by_number(self, source: IndexedSource) -> Batch:
         """Read by number: rows past the end are dropped, unless the batch is padded."""
         left = self._rows_left
         if left <= 0 or (left < self._size and self._options.remainder == "drop"):
@@ -195,7 +199,7 @@ class Steps:
             raise UsageError(f"feed: batch {self._number}: {text}")
         return batch
 
-    def _after_skipped(self, source: InTurn) -> Batch:
+    def _after_skipped(self, source: IterableSource) -> Batch:
         """Skip the batches delivered before, of which one is already read; return the next.
 
         If batches are padded, one process's reader may end before the others'.
@@ -224,7 +228,7 @@ class Steps:
             is_exact=self._split.is_exact(batch.rows),
             leaves="=" if is_as_before else text,
         )
-        is_by_number = isinstance(self._source, ByNumber)
+        is_by_number = isinstance(self._source, IndexedSource)
         if is_by_number and batch.rows:  # the number of rows is known to all
             status = status._replace(is_exact=self._rows_left >= self._size)
         size = self._size or status.size
@@ -242,7 +246,7 @@ class Steps:
     @property
     def _rows_left(self) -> int:
         """Number of rows from the beginning of this batch, if read by number."""
-        return self._source.total - self._next_row if isinstance(self._source, ByNumber) else 0
+        return self._source.total - self._next_row if isinstance(self._source, IndexedSource) else 0
 
     def _meet(self, prefetch: Prefetch[FedBatch], status: Status) -> BatchVerdict:
         prefetch.enter(MEETING)
@@ -271,7 +275,7 @@ class Steps:
         while True:
             try:
                 answers = agree(
-                    meeting.coordinator,
+                    meeting.client,
                     call,
                     status.pack(),
                     timeout_s=meeting.timeout_s,
@@ -287,10 +291,10 @@ class Steps:
     def _announce_failure(self, prefetch: Prefetch[FedBatch], error: BaseException) -> None:
         """Make the other processes raise at this batch, too."""
         prefetch.enter(MEETING)
-        words = failure_of(error, self._meeting.site).words
+        reason = failure_of(error, self._meeting.site).words
         record(error, thread=threading.current_thread().name)  # it may be ended before it knows
         with contextlib.suppress(ShoalError):
-            self._exchange(Status("failed", words=words), prefetch)
+            self._exchange(Status("failed", words=reason), prefetch)
 
     def _placed(self, batch: Batch) -> tuple[Any]:
         """Return the batch on devices, in a 1-tuple."""
@@ -299,7 +303,7 @@ class Steps:
         if not self._is_padded:
             return (batch.arrays(split, size),)
         rows = batch.rows
-        if isinstance(self._source, ByNumber):  # past the end it repeated the last row
+        if isinstance(self._source, IndexedSource):  # past the end it repeated the last row
             ends = [(piece.start, min(piece.stop, self._rows_left)) for piece in split.slices(size)]
             rows = sum(max(0, stop - start) for start, stop in ends)
         value = batch.first(rows).padded(own).arrays(split, size)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from shoal.arguments import integer
 from shoal.arrays.bridge.leaf_layouts import (
     dims_of,
-    is_function,
+    is_layout_function,
     is_mesh,
     is_one_layout,
     layout_for,
@@ -70,10 +70,10 @@ def local_rows(
     place %= rows_layout.rank
     check_even_split(f"local_rows: dim {place}", rows_layout, size, place)
     own = jax.process_index() if process is None else process
-    number = integer("local_rows", "process", own)
-    if number < 0:
+    process_index = integer("local_rows", "process", own)
+    if process_index < 0:
         raise UsageError(f"local_rows: process={process!r} must not be negative")
-    return row_holders(rows_layout, place).slices(size, number)
+    return row_holders(rows_layout, place).slices(size, process_index)
 
 
 def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
@@ -84,7 +84,7 @@ def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
     """
     if is_mesh(given):
         raise_all(operation, whole_rows(given))
-    if is_function(given) or not is_one_layout(given):
+    if is_layout_function(given) or not is_one_layout(given):
         raise UsageTypeError(f"{operation}: {given!r} is not one layout: pass that of one array")
     rank = max(len(dims_of(given)), dim + 1, 1)
     try:

@@ -71,19 +71,19 @@ class Split:
     @cached_property
     def everyone(self) -> str:
         """All processes that hold a shard, as text."""
-        return _words({process for one in self._holders.holders for process in one})
+        return _words({process for holders in self._holders.holders for process in holders})
 
     @cached_property
     def shared(self) -> dict[str, tuple[int, ...]]:
         """Sets of processes that hold a common shard, as text → indices of this process's shards
         shared by exactly these; shards that it holds alone are left out.
         """
-        found: dict[str, list[int]] = {}
+        places_of: dict[str, list[int]] = {}
         for place, shard in enumerate(self.held):
             holders = self._holders.holders[shard]
             if len(holders) > 1:
-                found.setdefault(_words(holders), []).append(place)
-        return {holders: tuple(places) for holders, places in found.items()}
+                places_of.setdefault(_words(holders), []).append(place)
+        return {holders: tuple(places) for holders, places in places_of.items()}
 
 
 def _words(processes: Iterable[int]) -> str:
@@ -103,7 +103,8 @@ class Batch(NamedTuple):
         if not self.leaves:
             return ""
         lines = [
-            _line(one.path, one.value.shape, one.value.dtype, one.layout) for one in self.leaves
+            _line(leaf.path, leaf.value.shape, leaf.value.dtype, leaf.layout)
+            for leaf in self.leaves
         ]
         return "\n".join([*lines, SpecLine("tree", value=nodes_text(self.treedef)).packed])
 

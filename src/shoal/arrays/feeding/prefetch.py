@@ -126,7 +126,7 @@ class Prefetch(Generic[T]):
         finally:
             self._waiting_since = None
 
-    def close(self, why: str = "", *, wait_s: float = _CLOSE_S, tells: bool = True) -> bool:
+    def close(self, why: str = "", *, wait_s: float = _CLOSE_S, announces: bool = True) -> bool:
         """Stop producing results. Wait up to `wait_s`; return whether the thread holds nothing.
 
         It may then still be waiting for other processes, holding nothing else.
@@ -134,7 +134,7 @@ class Prefetch(Generic[T]):
         Args:
           why: the reason, for the other processes.
           wait_s: limit for a running step.
-          tells: notify other processes even if no result was requested here?
+          announces: notify the other processes even if no result was requested here?
         """
         with self._changed:
             if not self.is_closed:
@@ -142,7 +142,7 @@ class Prefetch(Generic[T]):
                 self._ready.clear()
                 self._changed.notify_all()
         if not self.has_started:
-            if tells and self._meets:
+            if announces and self._meets:
                 self._thread.start()
             else:
                 self._end()

@@ -1,4 +1,4 @@
-"""Host values: what they are, their digests, and the trail that they leave.
+"""Host values: what they are, their digests, and their lines in the call record.
 
 Knows layouts. Does not know how arrays move between devices.
 """

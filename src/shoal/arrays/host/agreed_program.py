@@ -1,8 +1,8 @@
 """Agree, outside `jit`, on a call whose program sends between processes, before it runs.
 
 Processes that disagree about such a program would wait for each other inside XLA, which has no
-deadline and names no process. So they first meet, in one round trip, which also compares the trails
-of their earlier calls.
+deadline and names no process. So they first meet, in one round trip, which also compares the call
+records of their earlier calls.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jax.sharding import Sharding
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding
-from shoal.arrays.host.record_trail import dims_text, owners_of_mesh, trail_lines
+from shoal.arrays.host.record_call import dims_text, owners_of_mesh, record_lines
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.lanes import fail_call
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.comparison import AMONG
@@ -33,7 +33,7 @@ from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.spec_lines import SpecLine, with_origin
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.verb import coordinator_here
+from shoal.runtime.uses_client import client_here
 
 
 def agree_on_program(
@@ -55,22 +55,22 @@ def agree_on_program(
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
-      DivergenceError: on all that arrived: another call, other lines, or other trails.
-      DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
+      DivergenceError: on all that arrived: another call, other lines, or other call records.
+      DeadlineError, ProcessLostError, PeerFailedError: as `JobClient.arrive`.
     """
-    coordinator = coordinator_here()
-    if coordinator is None or coordinator.num_processes == 1:
+    client = client_here()
+    if client is None or client.num_processes == 1:
         return
     if timeout_s is None:
         timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
     meshes = [leaf.layout.mesh for leaf in leaves]
-    owners = _owners(coordinator, operation, meshes, arrays=arrays.values(), timeout_s=timeout_s)
-    if coordinator.process not in owners:
+    owners = _owners(client, operation, meshes, arrays=arrays.values(), timeout_s=timeout_s)
+    if client.process not in owners:
         return
     if operation == "relayout":
-        fault_points.reach("relayout.before_arrive", coordinator.process)
+        fault_points.reach("relayout.before_arrive", client.process)
     agree(
-        coordinator,
+        client,
         Call(
             f"{operation}{AMONG}{listed(owners)}",
             None,
@@ -78,11 +78,11 @@ def agree_on_program(
             (*options, *_lines(leaves, arrays), *nodes),
         ),
         timeout_s=timeout_s,
-        group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
-        lane=coordinator.trails.lane or "main",
+        group=None if len(owners) == client.num_processes else tuple(sorted(owners)),
+        lane=client.call_records.lane or "main",
     )
     if operation == "relayout":
-        fault_points.reach("relayout.after_arrive", coordinator.process)
+        fault_points.reach("relayout.after_arrive", client.process)
 
 
 def fail_program(
@@ -93,14 +93,14 @@ def fail_program(
     Args:
       arrays, meshes: those of the call. Without several processes among them nothing is to be done.
     """
-    coordinator = coordinator_here()
-    if coordinator is None or coordinator.num_processes == 1:
+    client = client_here()
+    if client is None or client.num_processes == 1:
         return
     timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
-    owners = _owners(coordinator, operation, meshes, arrays, timeout_s)
+    owners = _owners(client, operation, meshes, arrays, timeout_s)
     if len(owners) > 1:
-        lane = coordinator.trails.lane or "main"
-        fail_call(coordinator, operation, error, lane=lane, processes=owners)
+        lane = client.call_records.lane or "main"
+        fail_call(client, operation, error, lane=lane, processes=owners)
 
 
 def concrete(value: object) -> jax.Array | None:
@@ -131,18 +131,18 @@ def _facts(sharding: Sharding) -> tuple[frozenset[int], str]:
 
 def _lines(leaves: Sequence[Leaf], arrays: Mapping[str, jax.Array]) -> list[str]:
     """Return a line for each mesh and leaf, with the present layout; then for each other array."""
-    lines = [*trail_lines(leaves)]
+    lines = [*record_lines(leaves)]
     others = dict(arrays)
-    for number, leaf in enumerate(leaves, start=len(lines) - len(leaves)):
+    for index, leaf in enumerate(leaves, start=len(lines) - len(leaves)):
         array = others.pop(leaf.path, None)
         if array is not None:
             origin = _text(array.sharding, array.ndim, leaf.layout.mesh)
-            lines[number] = with_origin(lines[number], origin)
+            lines[index] = with_origin(lines[index], origin)
     for path, array in others.items():
         sizes = ",".join(map(str, array.shape))
         dims = _text(array.sharding, array.ndim, None)
-        one = SpecLine(path=path, dtype=str(array.dtype), shape=f"[{sizes}]", layout=dims)
-        lines.append(one.packed)
+        line = SpecLine(path=path, dtype=str(array.dtype), shape=f"[{sizes}]", layout=dims)
+        lines.append(line.packed)
     return lines
 
 
@@ -158,7 +158,7 @@ def _text(sharding: Sharding, rank: int, mesh: Mesh | None) -> str:
 
 
 def _owners(
-    coordinator: Coordinator,
+    client: JobClient,
     operation: str,
     meshes: Iterable[Mesh],
     arrays: Iterable[jax.Array],
@@ -169,24 +169,22 @@ def _owners(
     facts += [_facts(array.sharding) for array in arrays]
     owners = {process for own, _ in facts for process in own}
     if any(kind == "tpu" for _, kind in facts):
-        owners = _job_numbers(coordinator, operation, owners, timeout_s)
+        owners = _job_numbers(client, operation, owners, timeout_s)
     return owners
 
 
-def _job_numbers(
-    coordinator: Coordinator, operation: str, owners: set[int], timeout_s: float
-) -> set[int]:
+def _job_numbers(client: JobClient, operation: str, owners: set[int], timeout_s: float) -> set[int]:
     """Return processes by their job numbers: on TPUs JAX may number them differently.
 
     Raises:
       DeadlineError: one of them has not made the call, so it has not said its number.
     """
-    if len(owners) == coordinator.num_processes:
+    if len(owners) == client.num_processes:
         return owners
     try:
-        return {*processes_of(owners, coordinator.process, timeout_s=timeout_s)}
+        return {*processes_of(owners, client.process, timeout_s=timeout_s)}
     except jax_runtime.NothingPublishedError as error:
-        me = ThisProcess(coordinator.process, coordinator.hosts)
+        me = ThisProcess(client.process, client.hosts)
         raise DeadlineError(
             f"{me}: {operation}: the processes that are {sorted(owners)} in JAX own the devices, "
             f"and have not all called it within {timeout_s:g} s ({error})",

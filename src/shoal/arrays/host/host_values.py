@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from shoal.arguments import SCALARS, no_fixed_bits
+from shoal.conversion_hints import advice, array_form
 from shoal.errors import DtypeWarning, UsageError, with_article
-from shoal.plain_forms import advice, array_form
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.process import has_strict_dtypes
@@ -234,9 +234,9 @@ def _too_large(array: np.ndarray[Any, Any] | np.generic) -> str:
     for part in parts:
         if not part.size:
             continue
-        number = _extreme(part, kept)
-        if number is not None:
-            return f"holds {number}, which does not fit {kept}; cast, or {X64}"
+        extreme = _extreme(part, kept)
+        if extreme is not None:
+            return f"holds {extreme}, which does not fit {kept}; cast, or {X64}"
     return ""
 
 

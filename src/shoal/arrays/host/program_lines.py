@@ -23,17 +23,17 @@ def program_lines(program: Any, what: str) -> list[str]:
       what: what was traced, for the lines: "the initializer".
     """
     constants: list[Any] = []
-    words = "\n".join(_words_of(program, constants))
-    digest_of_it = short_digest(words.encode()).hex()
+    text = "\n".join(_words_of(program, constants))
+    digest_of_it = short_digest(text.encode()).hex()
     lines = [SpecLine(path=f"{what}'s program", digest=digest_of_it).packed]
-    for number, constant in enumerate(constants):
+    for index, constant in enumerate(constants):
         if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
             continue
         value = np.asarray(jax.random.key_data(constant) if is_key(constant) else constant)
         shape = ",".join(map(str, value.shape))
-        name = f"array {number} of those that {what} closes over"
-        one = SpecLine(path=name, dtype=str(value.dtype), shape=f"[{shape}]", digest=digest(value))
-        lines.append(one.packed)
+        name = f"array {index} of those that {what} closes over"
+        line = SpecLine(path=name, dtype=str(value.dtype), shape=f"[{shape}]", digest=digest(value))
+        lines.append(line.packed)
     return lines
 
 
@@ -73,12 +73,12 @@ def _is_plain(value: Any) -> bool:
 
 def programs_in(eqn: Any, *, closed: bool = False) -> list[Any]:
     """Return the programs nested in an operation; `closed`: with their constants."""
-    found: list[Any] = []
+    programs: list[Any] = []
     for value in eqn.params.values():
         parts = value if isinstance(value, tuple | list) else [value]
         nested = [part for part in parts if hasattr(program_of(part), "eqns")]
-        found += nested if closed else map(program_of, nested)
-    return found
+        programs += nested if closed else map(program_of, nested)
+    return programs
 
 
 def program_of(value: Any) -> Any:

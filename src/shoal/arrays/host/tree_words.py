@@ -34,4 +34,4 @@ def nodes_text(treedef: Any) -> str:
     if "0x" not in text and "{" not in text:  # a scalar has neither
         return text
     text = _ADDRESS.sub("at 0x", text)
-    return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
+    return _SET.sub(lambda match: f"{{{', '.join(sorted(match[1].split(', ')))}}}", text)

@@ -109,7 +109,7 @@ def _unshared(view: HostArray) -> HostArray:
 
 
 def with_shards_of_its_layout(result: jax.Array) -> jax.Array:
-    """Return the result of a program; if its size is 0, with the shards that its layout has.
+    """Return a program's result; an empty one gets the shards of its layout.
 
     JAX 0.10 gives such an array whole shards, at which `np.asarray` and a transfer fail.
     """

@@ -19,7 +19,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     whole_rows,
 )
 from shoal.arrays.host.host_values import cannot_hold, stand_in, warn_of_narrowing
-from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.record_call import lane_problems
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
@@ -197,15 +197,15 @@ def _converted(
     results: list[Any] = [None] * len(leaves)
     plain: list[int] = []
     traced: list[int] = []
-    for number, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if passes(leaf):
-            results[number] = _with_sharding(leaf)
+            results[index] = _with_sharding(leaf)
         else:
-            (traced if isinstance(leaf.value, jax.core.Tracer) else plain).append(number)
+            (traced if isinstance(leaf.value, jax.core.Tracer) else plain).append(index)
     for numbers, how in ((plain, convert), (traced, convert_traced)):
-        made = how([leaves[number] for number in numbers]) if numbers else ()
-        for number, value in zip(numbers, made, strict=True):
-            results[number] = value
+        made = how([leaves[index] for index in numbers]) if numbers else ()
+        for index, value in zip(numbers, made, strict=True):
+            results[index] = value
     return results
 
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding_of
 from shoal.arrays.host.host_values import as_numpy, device_dtype
-from shoal.arrays.host.record_trail import record_trail_of_parts
+from shoal.arrays.host.record_call import record_call_of_parts
 from shoal.arrays.moving.move import move, relabelled
 from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.arrays.placing.put import place_leaves
@@ -73,7 +73,7 @@ def _own_slices(layout: Layout, shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
-    """Return the global arrays assembled from the processes' parts, and leave the trail.
+    """Return the global arrays assembled from the processes' parts, and record the call.
 
     Raises:
       UsageError: a part is on devices of other processes.
@@ -81,7 +81,7 @@ def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
     for leaf in leaves:
         if not is_local(leaf.value):
             raise UsageError(f"{call.operation}: {leaf.path}: is global already; {_CANNOT_PASS}")
-    record_trail_of_parts(
+    record_call_of_parts(
         call.operation,
         leaves,
         lane=call.lane,
@@ -192,9 +192,9 @@ def _nothing_here(leaf: Leaf) -> jax.Array:
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         dtype = device_dtype(np.dtype(value.dtype))
         return jax.make_array_from_single_device_arrays(shape, sharding_of(layout), [], dtype=dtype)
-    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, value.dtype))
-    whole = Layout(layout.mesh, *layout.dims, *[None] * (len(words.shape) - len(shape)))
+    key_words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, value.dtype))
+    whole = Layout(layout.mesh, *layout.dims, *[None] * (len(key_words.shape) - len(shape)))
     empty = jax.make_array_from_single_device_arrays(
-        words.shape, sharding_of(whole), [], dtype=words.dtype
+        key_words.shape, sharding_of(whole), [], dtype=key_words.dtype
     )
     return jax.random.wrap_key_data(empty, impl=value.dtype)

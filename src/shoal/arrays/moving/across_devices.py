@@ -83,8 +83,8 @@ def move_across(each: ArrayMove) -> jax.Array:
     array, target = each.array, each.target
     if is_key(array):
         data = jax.random.key_data(array)
-        words = move_across(ArrayMove(data, data, target))
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
+        key_words = move_across(ArrayMove(data, data, target))
+        return jax.random.wrap_key_data(key_words, impl=jax.random.key_impl(array))
     whole, dtype = array.shape, array.dtype
     by_host = travels_as(dtype, array.sharding) != dtype
     if by_host:
@@ -130,21 +130,21 @@ def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
     old = _as_row(held, run.source, shard_of(plan.source, plan.shape), dtype)
     shape, receivers = shard_of(plan.target, plan.shape), _own(run.target)
     new = _as_row(_blanks(shape, dtype, receivers), run.target, shape, dtype)
-    for number in range(run.parts):
+    for part_index in range(run.parts):
         # All run `send`; only processes that hold parts run `cut`, only receivers `place`.
         with jax.transfer_guard("allow"):  # the part's number is transferred to the devices
-            part = _held(run.cut(old, np.int32(number))) if held else {}
+            part = _held(run.cut(old, np.int32(part_index))) if held else {}
             sent = _sent(run, part, dtype)
             if receivers:
                 received = _as_row(sent, run.target, run.gives, dtype)
-                new = run.place(new, received, np.int32(number))
+                new = run.place(new, received, np.int32(part_index))
         jax.block_until_ready([*sent.values(), new])  # otherwise parts would pile up
     return _held(new)
 
 
 def _sent(run: Programs, held: Held, dtype: Any) -> Held:
     """Run `send` on the devices' buffers; a device without one supplies a dummy."""
-    blanks = _blanks(run.takes, dtype, [one for one in _own(run.row) if one not in held])
+    blanks = _blanks(run.takes, dtype, [device for device in _own(run.row) if device not in held])
     return _held(run.send(_as_row({**held, **blanks}, run.row, run.takes, dtype)))
 
 
@@ -171,7 +171,7 @@ def programs_across(
     moves = permutes_of(part.sends, source, target, part.shape)
     owner_of = {**_owners(source.mesh), **_owners(target.mesh)}
     row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind, devices)
-    before, after = (_row(_owners(one.mesh), one.mesh.kind, devices) for one in (source, target))
+    before, after = (_row(_owners(end.mesh), end.mesh.kind, devices) for end in (source, target))
     send = _program(partial(_send, moves=moves, tile=gives), row, dtype)
     if chunks is None:
         return Programs(
@@ -228,17 +228,17 @@ def _send(x: jax.Array, *, moves: Permutes, tile: tuple[int, ...]) -> jax.Array:
     here = jax.lax.axis_index(_DEVICE)
     shard = jax.lax.empty(tile, x.dtype)
     for each in moves.rounds:
-        at = _at(each.writes, here)
+        start = _at(each.writes, here)
         block = _block(x, shard, each, here, moves.side)
         if each.is_idle.any():
-            there = jax.lax.dynamic_slice(shard, at, moves.side)
+            there = jax.lax.dynamic_slice(shard, start, moves.side)
             block = jnp.where(jnp.asarray(each.is_idle)[here], there, block)
-        shard = jax.lax.dynamic_update_slice(shard, block, at)
+        shard = jax.lax.dynamic_update_slice(shard, block, start)
     return shard
 
 
 def _block(
-    x: jax.Array, found: jax.Array, each: Permute, here: jax.Array, side: tuple[int, ...]
+    x: jax.Array, shard_so_far: jax.Array, each: Permute, here: jax.Array, side: tuple[int, ...]
 ) -> jax.Array:
     """Return the block that a device writes in a round."""
 
@@ -249,7 +249,7 @@ def _block(
         return cut(x, each.keeps)
     block = cut(x, each.reads)
     if each.passes_on.any():
-        block = jnp.where(jnp.asarray(each.passes_on)[here], cut(found, each.reads), block)
+        block = jnp.where(jnp.asarray(each.passes_on)[here], cut(shard_so_far, each.reads), block)
     sent = jax.lax.ppermute(block, _DEVICE, each.sends)
     if not each.copies.any():
         return sent
@@ -264,20 +264,20 @@ def _at(places: np.ndarray[Any, Any], here: jax.Array) -> list[jax.Array]:
 
 
 def _cut(
-    x: jax.Array, number: jax.Array, *, dim: int, tiles: int, shape: tuple[int, ...]
+    x: jax.Array, part_index: jax.Array, *, dim: int, tiles: int, shape: tuple[int, ...]
 ) -> jax.Array:
     """Return a part of a shard: a run of items of each tile along a dim (see `chunks`)."""
     rows = _rows(x, dim, tiles)
     width = shape[dim] // tiles
-    return jax.lax.dynamic_slice_in_dim(rows, number * width, width, dim + 1).reshape(shape)
+    return jax.lax.dynamic_slice_in_dim(rows, part_index * width, width, dim + 1).reshape(shape)
 
 
 def _place(
-    shard: jax.Array, part: jax.Array, number: jax.Array, *, dim: int, tiles: int
+    shard: jax.Array, part: jax.Array, part_index: jax.Array, *, dim: int, tiles: int
 ) -> jax.Array:
     """Return a shard with a part written into it: the inverse of `_cut`."""
     own = _rows(part, dim, tiles)
-    first = number * own.shape[dim + 1]
+    first = part_index * own.shape[dim + 1]
     rows = jax.lax.dynamic_update_slice_in_dim(_rows(shard, dim, tiles), own, first, dim + 1)
     return rows.reshape(shard.shape)
 

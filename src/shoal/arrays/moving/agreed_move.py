@@ -1,7 +1,7 @@
 """Moves between devices of several processes: are they possible, and do all processes agree?
 
 Where arrays are sent between processes, these first agree, in one round trip: nothing moves before.
-A move that each process makes from what it holds sends nothing to agree: it leaves a trail.
+A move that each process makes from what it holds sends nothing to agree: the call is only recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, meshes_in, path_text
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import is_key
-from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
+from shoal.arrays.host.record_call import owners_of_mesh, record_call
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.arrays.moving.move import row_of
@@ -76,7 +76,7 @@ def agree_on_move(
     nodes: tuple[str, ...] = (),
     timeout_s: float | None = None,
 ) -> None:
-    """Leave a trail; or, if arrays are sent between processes, first agree on the call.
+    """Record the call; or, if arrays are sent between processes, first agree on it.
 
     Args:
       leaves: with their layouts.
@@ -90,7 +90,7 @@ def agree_on_move(
     """
     sent = [pair for pair in zip(leaves, moves, strict=True) if _is_sent(*pair)]
     if not sent:
-        record_trail(operation, leaves, lane=None, options=options, nodes=nodes)
+        record_call(operation, leaves, lane=None, options=options, nodes=nodes)
         return
     sources = {leaf.path: move.array for leaf, move in sent if move is not None}
     agree_on_program(operation, leaves, sources, options=options, nodes=nodes, timeout_s=timeout_s)

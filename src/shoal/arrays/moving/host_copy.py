@@ -114,12 +114,12 @@ def _tiles(boxes: Sequence[Box], held: Mapping[Box, HostArray], dtype: Any) -> d
         if box in tiles:
             continue
         pieces = [*_pieces(box, cuts)]
-        found = held[pieces[0][0]][_within(box, pieces[0][0])] if len(pieces) == 1 else None
-        if found is None or not _can_be_taken_over(found):
-            found = _empty([end - begin for begin, end in box], dtype)
+        tile = held[pieces[0][0]][_within(box, pieces[0][0])] if len(pieces) == 1 else None
+        if tile is None or not _can_be_taken_over(tile):
+            tile = _empty([end - begin for begin, end in box], dtype)
             for own, common in pieces:
-                copies.append((found[_within(common, box)], held[own][_within(common, own)]))
-        tiles[box] = found
+                copies.append((tile[_within(common, box)], held[own][_within(common, own)]))
+        tiles[box] = tile
     _carry_out(copies)
     return tiles
 
@@ -132,8 +132,8 @@ def _pieces(box: Box, cuts: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tup
     """
     met = []
     for (begin, end), intervals in zip(box, cuts, strict=True):
-        first = bisect.bisect_right(intervals, begin, key=lambda one: one[0]) - 1
-        beyond = bisect.bisect_left(intervals, end, key=lambda one: one[0])
+        first = bisect.bisect_right(intervals, begin, key=lambda interval: interval[0]) - 1
+        beyond = bisect.bisect_left(intervals, end, key=lambda interval: interval[0])
         met.append(intervals[first:beyond])
     for own in itertools.product(*met):
         yield (
@@ -161,13 +161,13 @@ def _empty(shape: Sequence[int], dtype: Any) -> HostArray:
 
 def _carry_out(copies: Sequence[Copy]) -> None:
     """Copy bitwise, with several threads if the copy is large."""
-    words: list[tuple[HostArray, ...]] = [
+    machine_words: list[tuple[HostArray, ...]] = [
         tuple(each.view(_WORDS[each.dtype.itemsize]) for each in pair) for pair in copies
     ]
-    if len(words) < 2 or sum(to.nbytes for to, _ in words) < _LARGE_BYTES:
-        for to, of in words:
+    if len(machine_words) < 2 or sum(to.nbytes for to, _ in machine_words) < _LARGE_BYTES:
+        for to, of in machine_words:
             np.copyto(to, of)
         return
-    with ThreadPoolExecutor(min(len(words), os.cpu_count() or 1)) as threads:
-        for done in [threads.submit(np.copyto, to, of) for to, of in words]:
+    with ThreadPoolExecutor(min(len(machine_words), os.cpu_count() or 1)) as threads:
+        for done in [threads.submit(np.copyto, to, of) for to, of in machine_words]:
             done.result()

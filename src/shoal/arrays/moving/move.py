@@ -77,29 +77,29 @@ def move(
     uses = Counter(id(each.array) for each in moves if donate)
     programs: dict[tuple[jax.Device, ...], list[int]] = {}
     others: list[int] = []
-    for number, (each, done) in enumerate(zip(moves, moved, strict=True)):
+    for index, (each, done) in enumerate(zip(moves, moved, strict=True)):
         if done is not None:
             continue
-        plan = plans[number]
+        plan = plans[index]
         if each.is_traced:
-            moved[number] = _differentiably(each)
-        elif by_copy[number]:
-            moved[number] = copied(each.array, each.target)
+            moved[index] = _differentiably(each)
+        elif by_copy[index]:
+            moved[index] = copied(each.array, each.target)
         elif plan is not None or is_apart(
             each.array.sharding, each.target, programs=between_devices
         ):
             with on_row(()):
-                moved[number] = _by_programs(each, plan)
+                moved[index] = _by_programs(each, plan)
         elif row_of(each.array.sharding) == row_of(each.target):
-            programs.setdefault(row_of(each.target), []).append(number)
+            programs.setdefault(row_of(each.target), []).append(index)
         else:
-            others.append(number)
+            others.append(index)
     for numbers in programs.values():
-        results = _run([moves[number] for number in numbers], uses)
-        for number, array in zip(numbers, results, strict=True):
-            moved[number] = array
-    for number, array in zip(others, _put([moves[n] for n in others]), strict=True):
-        moved[number] = _unshared(array, moves[number].array)
+        results = _run([moves[index] for index in numbers], uses)
+        for index, array in zip(numbers, results, strict=True):
+            moved[index] = array
+    for index, array in zip(others, _put([moves[n] for n in others]), strict=True):
+        moved[index] = _unshared(array, moves[index].array)
     if donate:
         give_up(requested, {id(array) for array in kept})
     return moved
@@ -146,8 +146,8 @@ def _run(moves: list[ArrayMove], uses: Mapping[int, int]) -> tuple[jax.Array, ..
     sources = tuple(each.array.sharding for each in moves)
     targets = tuple(each.target for each in moves)
     fits = tuple(
-        number
-        for number, each in enumerate(moves)
+        index
+        for index, each in enumerate(moves)
         if uses.get(id(each.array)) == 1
         and each.array.sharding.shard_shape(each.array.shape)
         == each.target.shard_shape(each.array.shape)
@@ -183,8 +183,8 @@ def _in_words(each: ArrayMove) -> ArrayMove:
     """Bit-cast the arrays that XLA would corrupt."""
     if not must_be_words(each.array):
         return each
-    words = as_words(each.array)
-    return ArrayMove(words, words, each.target)
+    machine_words = as_words(each.array)
+    return ArrayMove(machine_words, machine_words, each.target)
 
 
 def _in_own_dtypes(

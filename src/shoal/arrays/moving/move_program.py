@@ -57,7 +57,7 @@ def stages(
       devices: the devices to search for the meshes'; None: those of this job.
     """
     runs = [list(own) for _, own in groupby(steps, key=lambda step: step.before.mesh)]
-    found = []
+    built = []
     for run in runs:
         mesh = run[0].before.mesh
         is_begin = run is runs[0] and in_one_order(mesh, source.mesh)
@@ -74,8 +74,8 @@ def stages(
             out_specs=gives.spec,
             check_vma=False,
         )
-        found.append(DigitStage(_on_its_mesh(mapped), takes, gives))
-    return found
+        built.append(DigitStage(_on_its_mesh(mapped), takes, gives))
+    return built
 
 
 def _on_its_mesh(mapped: OnShard) -> OnShard:
@@ -93,13 +93,13 @@ def _on_its_mesh(mapped: OnShard) -> OnShard:
 
 
 def inside_jit(
-    found: Sequence[DigitStage], source: NamedSharding, target: NamedSharding
+    digit_stages: Sequence[DigitStage], source: NamedSharding, target: NamedSharding
 ) -> Callable[[jax.Array], jax.Array]:
     """Return stages as part of a program traced by `jit`: the devices have one order."""
 
     def run(x: jax.Array) -> jax.Array:
         current = source
-        for stage in found:
+        for stage in digit_stages:
             x = stage.run(_under_axes_of(x, current, stage.takes))
             current = stage.gives
         return _under_axes_of(x, current, target)
@@ -152,25 +152,25 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
     keep_order = _row_major if before.mesh.kind == "tpu" else _in_order([])
     tiles_before, tiles_after = (chunks.tiles // end.num_shards(dim) for end in (before, after))
 
-    def move_chunk(x: jax.Array, found: jax.Array, first: Any, width: int) -> jax.Array:
+    def move_chunk(x: jax.Array, new_shard: jax.Array, first: Any, width: int) -> jax.Array:
         """Return the new shard with a chunk of the old one written into it."""
         part = (*shape[:dim], chunks.tiles * width, *shape[dim + 1 :])
         rows = jax.lax.dynamic_slice_in_dim(x, first, width, dim + (tiles_before > 1))
         steps = _in_order([_on_shard(step, part) for step in run])
         moved = steps(keep_order(rows).reshape(shard_of(before, part)))
         moved = keep_order(_rows(moved, dim, tiles_after))
-        return jax.lax.dynamic_update_slice_in_dim(found, moved, first, dim + (tiles_after > 1))
+        return jax.lax.dynamic_update_slice_in_dim(new_shard, moved, first, dim + (tiles_after > 1))
 
     def loop(x: jax.Array) -> jax.Array:
         x = _rows(x, dim, tiles_before)
-        found = _rows(jax.lax.empty(tile, x.dtype), dim, tiles_after)
+        new_shard = _rows(jax.lax.empty(tile, x.dtype), dim, tiles_after)
         width, parts = chunks.width, chunks.parts
         if chunks.rest:  # before the loop: XLA would copy its result to update it
-            found = move_chunk(x, found, parts * width, chunks.rest)
-        found = jax.lax.fori_loop(
-            0, parts, lambda n, found: move_chunk(x, found, n * width, width), found
+            new_shard = move_chunk(x, new_shard, parts * width, chunks.rest)
+        new_shard = jax.lax.fori_loop(
+            0, parts, lambda n, new_shard: move_chunk(x, new_shard, n * width, width), new_shard
         )
-        return found.reshape(tile)
+        return new_shard.reshape(tile)
 
     return loop
 
@@ -208,7 +208,7 @@ def _on_shard(step: Step, shape: Sequence[int]) -> OnShard:
     """Return the function of a device's shard."""
     names = step.before.mesh.axis_names
     if step.kind == "permute":
-        return lambda x: jax.lax.ppermute(x, names, _with_keepers(step))
+        return lambda x: jax.lax.ppermute(x, names, _with_self_sends(step))
     if step.kind == "exchange":
         return _exchange(step, shape)
     size = int(np.prod([step.before.mesh.axes[axis] for axis in step.axes]))
@@ -270,7 +270,7 @@ def _own_slice(x: jax.Array, axes: tuple[str, ...], size: int, dim: int) -> jax.
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * length, length, dim)
 
 
-def _with_keepers(step: Step) -> list[tuple[int, int]]:
+def _with_self_sends(step: Step) -> list[tuple[int, int]]:
     """Return the permutation; devices that keep their shard send to themselves."""
     moved = pairs(step.before, step.after)
     receivers = {receiver for _, receiver in moved}
@@ -298,17 +298,19 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
             return _halves(blocks, np.stack([each.writes for each in rounds]), place)
         shard = jax.lax.empty(tile, x.dtype)
         for block, each in zip(blocks, rounds, strict=True):
-            at = _at(each.writes, place, side)
+            start = _at(each.writes, place, side)
             if each.idle.any():
-                there = jax.lax.dynamic_slice(shard, at, side)
+                there = jax.lax.dynamic_slice(shard, start, side)
                 block = jnp.where(jnp.asarray(each.idle)[place], there, block)
-            shard = jax.lax.dynamic_update_slice(shard, block, at)
+            shard = jax.lax.dynamic_update_slice(shard, block, start)
         return shard
 
     return run
 
 
-def _halves(blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], at: jax.Array) -> jax.Array:
+def _halves(
+    blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], position: jax.Array
+) -> jax.Array:
     """Return a tile of two blocks, in a different order on each device.
 
     Written once; an empty tile would first be zeroed. Both blocks were received: any other block
@@ -316,13 +318,13 @@ def _halves(blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], at: jax.A
 
     Args:
       places: index of each block, 0 or 1, along the dim that has two [block, devices, rank].
-      at: the position of this device in its mesh.
+      position: that of this device in its mesh.
     """
     dim = int(np.argmax(places.any(axis=(0, 1))))
     swapped = places[0, :, dim] == 1
     if swapped.all() or not swapped.any():
         return jnp.concatenate(blocks[::-1] if swapped.all() else blocks, dim)
-    is_swapped = jnp.asarray(swapped)[at]
+    is_swapped = jnp.asarray(swapped)[position]
     ends = [jax.lax.select_n(is_swapped, *pair) for pair in (blocks, blocks[::-1])]
     return jnp.concatenate(ends, dim)
 

@@ -127,14 +127,16 @@ def _programs(
     plan: Transfer, is_narrow: bool, devices: tuple[jax.Device, ...] | None
 ) -> tuple[DigitStage, ...]:
     """Narrow floats are moved as integers of the same bits: XLA changes NaN payloads."""
-    found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes, devices)
+    digit_stages = stages(
+        plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes, devices
+    )
     return tuple(
         DigitStage(
             jax.jit(in_words(run) if is_narrow else run, in_shardings=takes, out_shardings=gives),
             takes,
             gives,
         )
-        for run, takes, gives in found
+        for run, takes, gives in digit_stages
     )
 
 

@@ -62,14 +62,14 @@ def move_staged(moves: Sequence[ArrayMove], *, donate: bool = False) -> list[jax
     moved = [unmoved(each) for each in moves]
     kept = {id(each.array) for each, done in zip(moves, moved, strict=True) if done is not None}
     uses = Counter(id(each.array) for each in moves)
-    for number, each in enumerate(moves):
-        if moved[number] is not None:
+    for index, each in enumerate(moves):
+        if moved[index] is not None:
             continue
         if is_key(each.array):
-            (moved[number],) = move([each])
+            (moved[index],) = move([each])
         else:
             frees = donate and uses[id(each.array)] == 1 and id(each.array) not in kept
-            moved[number] = _staged(each, frees=frees)
+            moved[index] = _staged(each, frees=frees)
     if donate:
         give_up(moves, kept)
     return [array for array in moved if array is not None]
@@ -116,13 +116,13 @@ def _put_together(array: jax.Array, held: Shards, target: NamedSharding) -> list
     wanted = target.addressable_devices_indices_map(array.shape)
     for device, index in wanted.items():
         owners.setdefault(_index(index, array.shape), []).append(device)
-    found: dict[jax.Device, jax.Array] = {}
+    shards: dict[jax.Device, jax.Array] = {}
     for box, devices in owners.items():
         whole = np.empty([end - begin for begin, end in box], array.dtype)
         for index, piece in pieces.items():
             _copy_common(piece, index, whole, box)
-        found.update(zip(devices, _upload([whole] * len(devices), devices), strict=True))
-    return [found[device] for device in wanted]
+        shards.update(zip(devices, _upload([whole] * len(devices), devices), strict=True))
+    return [shards[device] for device in wanted]
 
 
 def _copy_common(piece: HostArray, index: Index, whole: HostArray, box: Index) -> None:
@@ -131,9 +131,10 @@ def _copy_common(piece: HostArray, index: Index, whole: HostArray, box: Index) -
     if all(begin < end for begin, end in common):
         there, here = (
             tuple(
-                slice(b - first, e - first) for (b, e), (first, _) in zip(common, at, strict=True)
+                slice(b - first, e - first)
+                for (b, e), (first, _) in zip(common, outer, strict=True)
             )
-            for at in (box, index)
+            for outer in (box, index)
         )
         whole[there] = piece[here]
 

@@ -24,7 +24,7 @@ from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import cannot_hold, device_form, stand_in, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
-from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
+from shoal.arrays.host.record_call import owners_of_mesh, record_call
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.move import on_row, row_of
@@ -171,7 +171,7 @@ def _record(
     options: Sequence[str],
     nodes: tuple[str, ...],
 ) -> None:
-    """Leave a trail of the results, and of arguments that `jit` assumes to be equal."""
+    """Record the call: the results, and the arguments that `jit` assumes to be equal."""
     if is_tracing():
         return
     own = [
@@ -180,7 +180,7 @@ def _record(
         if not isinstance(value, jax.Array) or value.is_fully_addressable
     ]
     leaves = [*own, *results]
-    record_trail("create", leaves, lane=None, options=(*options,), nodes=nodes, values=True)
+    record_call("create", leaves, lane=None, options=(*options,), nodes=nodes, values=True)
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:
@@ -232,8 +232,8 @@ def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
     values, treedef = jax.tree.flatten(args)
     devices = sharding_of(Layout(mesh)).device_set
     stray = [
-        number
-        for number, value in enumerate(values)
+        index
+        for index, value in enumerate(values)
         if isinstance(value, np.ndarray | np.generic)
         or (
             isinstance(value, jax.Array)
@@ -242,9 +242,9 @@ def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
         )
     ]
     leaves = [
-        Leaf(f"args[{number}]", values[number], Layout.replicated(mesh, np.ndim(values[number])))
-        for number in stray
+        Leaf(f"args[{index}]", values[index], Layout.replicated(mesh, np.ndim(values[index])))
+        for index in stray
     ]
-    for number, array in zip(stray, place_leaves(leaves), strict=True):
-        values[number] = array
+    for index, array in zip(stray, place_leaves(leaves), strict=True):
+        values[index] = array
     return jax.tree.unflatten(treedef, values)

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.host.record_trail import record_trail
+from shoal.arrays.host.record_call import record_call
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.put import place_leaves
 
@@ -35,15 +35,13 @@ def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
 
 def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves, with host values among them placed; the others unchanged."""
-    numbers = [number for number, leaf in enumerate(leaves) if is_from_host(leaf)]
-    if not numbers or is_tracing():
+    indices = [index for index, leaf in enumerate(leaves) if is_from_host(leaf)]
+    if not indices or is_tracing():
         return [*leaves]
-    from_host = [leaves[number] for number in numbers]
-    record_trail(operation, from_host, lane=None, values=True)
-    arrays = dict(zip(numbers, place_leaves(from_host), strict=True))
-    return [
-        leaf._replace(value=arrays.get(number, leaf.value)) for number, leaf in enumerate(leaves)
-    ]
+    from_host = [leaves[index] for index in indices]
+    record_call(operation, from_host, lane=None, values=True)
+    arrays = dict(zip(indices, place_leaves(from_host), strict=True))
+    return [leaf._replace(value=arrays.get(index, leaf.value)) for index, leaf in enumerate(leaves)]
 
 
 def is_from_host(leaf: Leaf) -> bool:

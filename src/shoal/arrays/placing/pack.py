@@ -12,7 +12,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import as_numpy, deleted, device_form, warn_of_narrowing
-from shoal.arrays.host.record_trail import lane_problems, record_trail
+from shoal.arrays.host.record_call import lane_problems, record_call
 from shoal.arrays.host.upload import refuse_inside_jit, upload
 from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
@@ -75,7 +75,7 @@ def pack(
     raise_all("pack", problems)
     refuse_inside_jit()
     warn_of_narrowing("pack", ((leaf.path, leaf.value) for leaf in leaves))
-    record_trail("pack", leaves, lane=lane)
+    record_call("pack", leaves, lane=lane)
     packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
     return jax.tree.unflatten(treedef, packed)
 
@@ -147,13 +147,13 @@ def _structure_problems(pieces: Sequence[Any]) -> list[str]:
     """Name pieces whose tree differs from the first, and values that are not arrays."""
     structures = [jax.tree.structure(piece) for piece in pieces]
     problems = [
-        f"piece {number} is the tree {structure}, piece 0 is {structures[0]}"
-        for number, structure in enumerate(structures)
+        f"piece {index} is the tree {structure}, piece 0 is {structures[0]}"
+        for index, structure in enumerate(structures)
         if structure != structures[0]
     ]
-    for number, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         problems += dtype_problems(
-            (f"piece {number}{jax.tree_util.keystr(path)}", value)
+            (f"piece {index}{jax.tree_util.keystr(path)}", value)
             for path, value in jax.tree_util.tree_flatten_with_path(piece)[0]
         )
     return problems
@@ -176,17 +176,17 @@ def _problems(leaf: Leaf, column: Sequence[Any]) -> list[str]:
         ]
     problems = []
     values = [v if isinstance(v, jax.Array) else device_form(as_numpy(v)) for v in column]
-    for number, value in enumerate(values):
+    for index, value in enumerate(values):
         facts, wanted = (value.shape, value.dtype), (values[0].shape, values[0].dtype)
         if facts != wanted:
             problems.append(
-                f"{leaf.path}: piece {number} is {value.dtype}{list(value.shape)}, "
+                f"{leaf.path}: piece {index} is {value.dtype}{list(value.shape)}, "
                 f"piece 0 is {values[0].dtype}{list(values[0].shape)}"
             )
         if isinstance(value, jax.Array):
             why = _cannot_be_piece(value)
             if why:
-                problems.append(f"{leaf.path}: piece {number} {why}")
+                problems.append(f"{leaf.path}: piece {index} {why}")
     return problems or _unequal_replicas(leaf, values, [n for n, _ in positions])
 
 
@@ -212,15 +212,15 @@ def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int
     splitting = {axis for dim in layout.axes_of_dims for axis in dim} | set(layout.partial)
     firsts: dict[tuple[int, ...], int] = {}
     problems = []
-    for number, (value, position) in enumerate(zip(values, positions, strict=True)):
+    for index, (value, position) in enumerate(zip(values, positions, strict=True)):
         if isinstance(value, jax.Array):
             continue
         coords = zip(mesh.axis_names, coords_of(position, mesh.shape), strict=True)
         box = tuple(coord for axis, coord in coords if axis in splitting)
-        first = firsts.setdefault(box, number)
+        first = firsts.setdefault(box, index)
         if not _same_bits(values[first], value):
             problems.append(
-                f"{leaf.path}: pieces {first} and {number} are replicas in {layout!r}, "
+                f"{leaf.path}: pieces {first} and {index} are replicas in {layout!r}, "
                 "but their values differ"
             )
     return problems
@@ -248,7 +248,7 @@ def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:
     return jax.make_array_from_single_device_arrays(
         leaf.layout.global_shape(piece.shape),
         leaf.sharding,
-        [buffers[number] for number in range(len(column))],
+        [buffers[index] for index in range(len(column))],
         dtype=piece.dtype,
     )
 

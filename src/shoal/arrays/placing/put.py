@@ -19,7 +19,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import as_numpy, is_key, stand_in, unfit, warn_of_narrowing
-from shoal.arrays.host.record_trail import lane_problems, record_trail
+from shoal.arrays.host.record_call import lane_problems, record_call
 from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import move, relabelled
@@ -106,7 +106,7 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     raise_all("put", problems)
     warn_of_narrowing("put", named)
     options, nodes = (f"check_values={check_values}",), tree_lines(treedef)
-    record_trail("put", leaves, lane=lane, options=options, nodes=nodes, values=check_values)
+    record_call("put", leaves, lane=lane, options=options, nodes=nodes, values=check_values)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
@@ -124,13 +124,13 @@ def dtype_problems(named: Iterable[tuple[str, Any]]) -> list[str]:
 def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
     """Place validated leaves. When it returns, host values may be changed."""
     placed = [_already(leaf.value, leaf.sharding) for leaf in leaves]
-    from_host = [number for number, array in enumerate(placed) if array is None]
+    from_host = [index for index, array in enumerate(placed) if array is None]
     if from_host:
         refuse_inside_jit()
-    for number in from_host:
-        placed[number] = _from_host(leaves[number])
+    for index in from_host:
+        placed[index] = _from_host(leaves[index])
     # a pending transfer still reads the host array
-    jax.block_until_ready([placed[number] for number in from_host])
+    jax.block_until_ready([placed[index] for index in from_host])
     return placed
 
 
@@ -138,9 +138,9 @@ def _from_host(leaf: Leaf) -> jax.Array:
     value, layout = leaf.value, leaf.layout
     if not is_key(value):
         return upload_shards(as_numpy(value), leaf.sharding)
-    words = np.asarray(jax.random.key_data(value))
-    whole = [None] * (words.ndim - layout.rank)
-    array = upload_shards(words, sharding_of(Layout(layout.mesh, *layout.dims, *whole)))
+    key_words = np.asarray(jax.random.key_data(value))
+    whole = [None] * (key_words.ndim - layout.rank)
+    array = upload_shards(key_words, sharding_of(Layout(layout.mesh, *layout.dims, *whole)))
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 

@@ -162,11 +162,11 @@ def _check(leaf: Leaf, problems: list[str]) -> None:
             problems.append(f"{leaf.path}: {why}")
         return
     types = leaf.layout.mesh.axis_types
-    for number, dim in enumerate(leaf.layout.axes_of_dims):
+    for dim_index, dim in enumerate(leaf.layout.axes_of_dims):
         kinds = [types[axis] for axis in dim]
         if ("auto", "explicit") in pairwise(kinds):
             problems.append(
-                f"{leaf.path}: dim {number} is split by an Auto axis before an Explicit one "
+                f"{leaf.path}: dim {dim_index} is split by an Auto axis before an Explicit one "
                 f"({', '.join(f'{axis} {types[axis]}' for axis in dim)}): the types, which know "
                 "only Explicit axes, cannot say that; put the Explicit ones first"
             )
@@ -409,8 +409,8 @@ def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
 def _pinned_move(move: Transfer, devices: Sequence[jax.Device] | None) -> OnArray:
     ends = move.source, move.target
     source, target = (sharding_of(end, devices=devices) for end in ends)
-    found = stages(move.steps, *ends, move.shape, move.item_bytes, devices)
-    run = inside_jit(found, source, target)
+    digit_stages = stages(move.steps, *ends, move.shape, move.item_bytes, devices)
+    run = inside_jit(digit_stages, source, target)
 
     def pinned(x: jax.Array) -> jax.Array:
         at_source = jax.lax.with_sharding_constraint(x, source)

@@ -116,12 +116,12 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
             f"leave_manual: full_shape={full_shape!r} does not have one shape for each leaf: "
             f"{str(error).splitlines()[0]}"
         ) from None
-    for number, each in enumerate(shards):
+    for index, each in enumerate(shards):
         for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
             why = deleted(leaf) if isinstance(leaf, jax.Array) else ""
             if why:
                 name = f"{jax.tree_util.keystr(path)}: " if path else ""
-                problems.append(f"shard {number}: {name}{why}")
+                problems.append(f"shard {index}: {name}{why}")
     raise_all("leave_manual", problems)
     for leaf, shape in zip(leaves, wanted, strict=True):
         full = leaf.layout.check_shape(shape)
@@ -141,12 +141,12 @@ def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
     owner = jax.process_index()
     own = [device for device in jax_mesh(mesh).devices.flat if device.process_index == owner]
     problems = []
-    for number, (shard, device) in enumerate(zip(shards, own, strict=False)):
+    for index, (shard, device) in enumerate(zip(shards, own, strict=False)):
         devices = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
         away = sorted(d.id for d in devices & {*own} if d != device)
         if away:
             problems.append(
-                f"shard {number} is on device {away[0]}, in the place of the shard of "
+                f"shard {index} is on device {away[0]}, in the place of the shard of "
                 f"device {device.id}; keep the order of enter_manual"
             )
     return problems

@@ -66,8 +66,8 @@ class ProgramReport:
     @property
     def hidden(self) -> tuple[Movement, ...]:
         """The collectives that the program does not ask for, the largest first."""
-        found = [one for one in self.movements if one.is_hidden]
-        return tuple(sorted(found, key=lambda one: -one.received_bytes))
+        hidden = [movement for movement in self.movements if movement.is_hidden]
+        return tuple(sorted(hidden, key=lambda movement: -movement.received_bytes))
 
     def __repr__(self) -> str:
         return (
@@ -76,13 +76,13 @@ class ProgramReport:
         )
 
     def __str__(self) -> str:
-        others = [one for one in self.movements if not one.is_hidden]
+        others = [movement for movement in self.movements if not movement.is_hidden]
         lines = [repr(self)]
-        for one in [*self.hidden, *others]:
-            place = f" for {one.operation}" if one.operation else ""
-            place += f", {one.source}" if one.source else ""
-            lines.append(f"{one.opcode} of {one.received_bytes:,} bytes{place}")
-            lines.append(f"  {one.advice}")
+        for movement in [*self.hidden, *others]:
+            place = f" for {movement.operation}" if movement.operation else ""
+            place += f", {movement.source}" if movement.source else ""
+            lines.append(f"{movement.opcode} of {movement.received_bytes:,} bytes{place}")
+            lines.append(f"  {movement.advice}")
         return "\n".join(lines)
 
 
@@ -127,25 +127,25 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     num_devices = max([1, *(len(sharding.device_set) for sharding in shardings)])
     flow, frames = flow_of(text), frames_of(text)
-    found, total = [], np.zeros(num_devices, np.int64)
-    for one in collectives_of(text):
-        received = one.received_bytes(num_devices)
+    movements, total = [], np.zeros(num_devices, np.int64)
+    for instruction in collectives_of(text):
+        received = instruction.received_bytes(num_devices)
         total += received
-        kind = _kind(one, flow.is_cut_again(one.name))
-        operation = one.op_name.rsplit("/", 1)[-1]
-        source = _source(frames.get(one.frame, ()))
+        kind = _kind(instruction, flow.is_cut_again(instruction.name))
+        operation = instruction.op_name.rsplit("/", 1)[-1]
+        source = _source(frames.get(instruction.frame, ()))
         most = int(received.max())
-        found.append(Movement(kind, one.opcode, most, operation, source))
-    return ProgramReport(tuple(found), int(total.max()))
+        movements.append(Movement(kind, instruction.opcode, most, operation, source))
+    return ProgramReport(tuple(movements), int(total.max()))
 
 
-def _kind(one: Collective, is_cut_again: bool) -> str:
-    operation = one.op_name.rsplit("/", 1)[-1]
+def _kind(collective: Collective, is_cut_again: bool) -> str:
+    operation = collective.op_name.rsplit("/", 1)[-1]
     if operation in _WRITTEN:
         return "written"
-    if one.opcode == "all-gather" and is_cut_again:
+    if collective.opcode == "all-gather" and is_cut_again:
         return "gathered"
-    return "summed" if one.opcode in ("all-reduce", "reduce-scatter") else "moved"
+    return "summed" if collective.opcode in ("all-reduce", "reduce-scatter") else "moved"
 
 
 def _source(frames: Sequence[SourceLine]) -> str:

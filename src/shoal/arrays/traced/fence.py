@@ -113,7 +113,7 @@ def _barrier(values: Values, backward: bool) -> Values:
         moving = [n for n, dot in enumerate(tangents[0]) if not isinstance(dot, SymbolicZero)]
         results = passed(*primals)
         # JAX's zeros lack the Manual axes along which they vary (jax 0.10)
-        dots: list[Any] = [SymbolicZero(jax.typeof(one).to_tangent_aval()) for one in results]
+        dots: list[Any] = [SymbolicZero(jax.typeof(result).to_tangent_aval()) for result in results]
         given = tangents[0]
         for n, dot in zip(
             moving, jax.lax.optimization_barrier([given[n] for n in moving]), strict=True

@@ -22,7 +22,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program, owners_of
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
-from shoal.arrays.host.record_trail import record_trail
+from shoal.arrays.host.record_call import record_call
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.traced.constrain import constrain_agreed, explicit_part
 from shoal.colour import traced
@@ -228,7 +228,7 @@ def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> Non
         if isinstance(sharding, NamedSharding):
             mesh = mesh_of("linear", sharding.mesh)
             leaves = [Leaf(n, a, Layout.replicated(mesh, a.ndim)) for n, a in own.items()]
-            record_trail("linear", leaves, lane=None, values=True)
+            record_call("linear", leaves, lane=None, values=True)
         return
     facts = [f"{n}: {a.dtype}{list(a.shape)}{_values(a)}" for n, a in own.items()]
     options = [f"summed in {_dtype(dtype, arrays['x'].dtype)}", *facts]

@@ -22,7 +22,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     axes_of,
     cannot_be_pending,
     dims_of,
-    is_function,
+    is_layout_function,
     is_one_layout,
     leaf_layouts,
     meshes_in,
@@ -32,7 +32,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines, program_of, programs_in
-from shoal.arrays.host.record_trail import owners_of_mesh
+from shoal.arrays.host.record_call import owners_of_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
@@ -157,7 +157,10 @@ def _agree(
 ) -> None:
     """Outside `jit`, agree with the other processes of the mesh on a call."""
     axes = ", ".join(axis for axis in region.mesh.axis_names if axis in region.axes)
-    options = [f"function: {region.name} over {axes}", *[f"result as {one}" for one in results]]
+    options = [
+        f"function: {region.name} over {axes}",
+        *[f"result as {result}" for result in results],
+    ]
     arrays = {leaf.path: concrete(leaf.value) for leaf in leaves}
     known = {path: array for path, array in arrays.items() if array is not None}
     options = [SpecLine("mesh", value=region.mesh.text).packed, *options]
@@ -330,16 +333,16 @@ def _check(leaf: Leaf, region: _Region, problems: list[str]) -> None:
     if layout.mesh != region.mesh:
         problems.append(f"{leaf.path}: {layout!r} is on another mesh than {region.mesh!r}")
         return
-    for number, dim in enumerate(layout.axes_of_dims):
+    for dim_index, dim in enumerate(layout.axes_of_dims):
         if (False, True) in pairwise(axis in region.axes for axis in dim):
             problems.append(
-                f"{leaf.path}: dim {number} is split by {', '.join(dim)}: the Manual axes "
+                f"{leaf.path}: dim {dim_index} is split by {', '.join(dim)}: the Manual axes "
                 f"({', '.join(sorted(region.axes))}) must come first"
             )
         outer = sorted(taken & set(dim))
         if outer:
             problems.append(
-                f"{leaf.path}: dim {number} is split by {', '.join(outer)}, and here values are "
+                f"{leaf.path}: dim {dim_index} is split by {', '.join(outer)}, and here values are "
                 "shards along these axes already"
             )
 
@@ -363,7 +366,7 @@ def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
         return PartitionSpec(*[tuple(a for a in dim if a in axes) or None for dim in each])
 
     for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout):
-        if is_function(given):
+        if is_layout_function(given):
             raise UsageError("manual: out_layouts: pass layouts, not functions of paths")
     return lambda region: jax.tree.map(
         lambda given: spec(given, region.axes), out_layouts, is_leaf=is_one_layout
@@ -393,10 +396,10 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
         containers = str(jax.tree.structure(layouts, is_leaf=is_one_layout)).removeprefix(
             "PyTreeDef"
         )
-        found = str(treedef).removeprefix("PyTreeDef")
+        structure = str(treedef).removeprefix("PyTreeDef")
         raise UsageError(
             f"manual: results of {region.name}: the layouts are in other containers: "
-            f"{containers[:200]} for {found[:200]}"
+            f"{containers[:200]} for {structure[:200]}"
         ) from None
     values = [as_array(leaf.value) for leaf in leaves]
     typed = [jax.typeof(value).manual_axis_type.varying for value in values]
@@ -404,14 +407,14 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
     return jax.tree.unflatten(treedef, values)
 
 
-def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _Region) -> None:
+def _refuse_differing(leaves: Sequence[Leaf], hidden: Sequence[Hidden], region: _Region) -> None:
     """Raise for results that may differ along axes where their layouts say they are equal.
 
     Args:
-      found: these axes for each result → the operation that causes it, "" if the types say so.
+      hidden: these axes for each result → the operation that causes it, "" if the types say so.
     """
     problems = []
-    for leaf, varying in zip(leaves, found, strict=True):
+    for leaf, varying in zip(leaves, hidden, strict=True):
         split = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
         undeclared = [
             axis for axis in region.mesh.axis_names if axis in (region.axes & {*varying}) - split
@@ -508,10 +511,10 @@ class Hunt:
         if name == "while":
             return self._of_while(eqn, operands)
         if len(inner) == 1 and len(inner[0].invars) == len(operands):
-            found = self.results(inner[0], operands)
-            if name != "scan" or not any(found):
-                return found
-            anything = _union([*found, *operands])  # from one round to the next
+            by_result = self.results(inner[0], operands)
+            if name != "scan" or not any(by_result):
+                return by_result
+            anything = _union([*by_result, *operands])  # from one round to the next
             return [
                 _union([anything, *self.results(inner[0], [anything] * len(operands))])
             ] * results
@@ -524,10 +527,13 @@ class Hunt:
                 return [_all([var], [hidden], f"{name} by groups") for var, hidden in pairs]
             return [_all(eqn.invars, operands, f"{name} by groups")] * results
         if results == len(operands) > 1 and (axes or name in _ONE_BY_ONE):
-            found = operands
+            by_result = operands
         else:
-            found = [_all(eqn.invars, operands, name)] * results
-        return [{axis: why for axis, why in one.items() if axis not in axes} for one in found]
+            by_result = [_all(eqn.invars, operands, name)] * results
+        return [
+            {axis: why for axis, why in reasons.items() if axis not in axes}
+            for reasons in by_result
+        ]
 
     def _of_cond(self, eqn: Any, operands: list[Hidden], branches: list[Any]) -> list[Hidden]:
         chosen_by = _all(eqn.invars[:1], operands[:1], "cond")
@@ -547,7 +553,7 @@ class Hunt:
             )
             rounds = self.results(body, [*used, *carried])
             after = [_union([*both, going_on]) for both in zip(carried, rounds, strict=True)]
-            if [set(one) for one in after] == [set(one) for one in carried]:
+            if [set(reasons) for reasons in after] == [set(reasons) for reasons in carried]:
                 break
             carried = after
         self._must_not_wait([condition, body], going_on, "a while loop")
@@ -599,8 +605,8 @@ def _all(variables: Iterable[Any], hidden: Iterable[Hidden], name: str) -> Hidde
 
 def _union(several: Iterable[Hidden]) -> Hidden:
     joined: Hidden = {}
-    for one in several:
-        joined = {**one, **joined}
+    for hidden in several:
+        joined = {**hidden, **joined}
     return joined
 
 
@@ -622,12 +628,12 @@ def _collectives(program: Any) -> Iterable[tuple[str, frozenset[str]]]:
 
 def _axes(eqn: Any) -> frozenset[str]:
     """Return the axes that an operation names."""
-    found: set[str] = set()
+    axes: set[str] = set()
     for key in ("axes", "axis_name"):
         given = eqn.params.get(key)
         listed = given if isinstance(given, tuple | list | frozenset | set) else (given,)
-        found.update(axis for axis in listed if isinstance(axis, str))
-    return frozenset(found)
+        axes.update(axis for axis in listed if isinstance(axis, str))
+    return frozenset(axes)
 
 
 def _is_by_groups(eqn: Any) -> bool:

@@ -79,13 +79,13 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
         problems += [f"{path}: {why}" for why in whys or _differences(first, second)]
     raise_all("shard_alike", problems)
     placed = {path: _placed_alike(firsts[path], seconds[path]) for path in firsts}
-    warn_of_narrowing("shard_alike", [(path, one) for path in placed for one in placed[path]])
+    warn_of_narrowing("shard_alike", [(path, value) for path in placed for value in placed[path]])
     pairs = [
         _tied(as_array(first), as_array(second), gradient) for first, second in placed.values()
     ]
     treedef = jax.tree.structure(a)
-    one, other = zip(*pairs, strict=True) if pairs else ((), ())
-    return jax.tree.unflatten(treedef, one), jax.tree.unflatten(treedef, other)
+    first_leaves, second_leaves = zip(*pairs, strict=True) if pairs else ((), ())
+    return jax.tree.unflatten(treedef, first_leaves), jax.tree.unflatten(treedef, second_leaves)
 
 
 def _placed_alike(first: Any, second: Any) -> tuple[Any, Any]:

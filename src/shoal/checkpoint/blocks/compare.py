@@ -71,7 +71,7 @@ def compare(
     both: tuple[Checkpoint, Checkpoint], pairs: Sequence[Pair]
 ) -> list[dict[str, Any] | None]:
     """Return how the data of each leaf differ; None where they are equal."""
-    found = [_Difference(pair) for pair in pairs]
+    differences = [_Difference(pair) for pair in pairs]
     for batch in _batches(pairs):
         read_of = []
         for side, checkpoint in enumerate(both):
@@ -82,16 +82,16 @@ def compare(
             read_boxes(checkpoint, wants, most_bytes=_BAND_BYTES)
             read_of.append([want.out for want in wants])
         for (n, (origin, _)), one, other in zip(batch, *read_of, strict=True):
-            found[n].add(origin, one, other)
-    return [difference.facts() for difference in found]
+            differences[n].add(origin, one, other)
+    return [difference.facts() for difference in differences]
 
 
-def shape_of(checkpoint: Checkpoint, number: int) -> tuple[int, ...]:
+def shape_of(checkpoint: Checkpoint, leaf_index: int) -> tuple[int, ...]:
     """Return the shape of a leaf's data; a per-process value is a row of bytes."""
-    leaf = checkpoint.manifest.leaves[number]
+    leaf = checkpoint.manifest.leaves[leaf_index]
     if leaf.kind != "per_process":
         return leaf.stored_shape
-    return (sum(size for _, size in checkpoint.values_of(number).values()),)
+    return (sum(size for _, size in checkpoint.values_of(leaf_index).values()),)
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[list[tuple[int, Box]]]:

@@ -76,14 +76,14 @@ def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _:
       StorageError: one of the stores failed. The attempt stays, until it is stale.
     """
     checkpoint = open_checkpoint(source)
-    found = target.committed()
-    if found is not None:
-        return Copied(_same(checkpoint, target, found), 0, was_there=True)
+    committed = target.committed()
+    if committed is not None:
+        return Copied(_same(checkpoint, target, committed), 0, was_there=True)
     manifest = _begin(checkpoint, target)
     files = _files(checkpoint, manifest)
     copy = _Copy(checkpoint, target, manifest.attempt, progress)
     try:
-        hashes = [copy.file(number, record.name) for number, record in enumerate(files)]
+        hashes = [copy.file(file_index, record.name) for file_index, record in enumerate(files)]
         for process in range(manifest.num_processes):
             target.write_part(_part(checkpoint, manifest.attempt, process, files, hashes))
         return Copied(target.commit(manifest.attempt), copy.copied_bytes, was_there=False)
@@ -92,36 +92,36 @@ def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _:
     except StepAlreadyCommittedError:  # another process was faster
         with contextlib.suppress(CheckpointError):
             target.abandon(manifest.attempt)
-        found = target.committed()
-        if found is None:
+        committed = target.committed()
+        if committed is None:
             raise
-        return Copied(_same(checkpoint, target, found), 0, was_there=True)
+        return Copied(_same(checkpoint, target, committed), 0, was_there=True)
 
 
-def _same(checkpoint: Checkpoint, target: Store, found: Commit) -> Commit:
+def _same(checkpoint: Checkpoint, target: Store, committed: Commit) -> Commit:
     """Return the commit at the target if it is of the same save."""
     commit = checkpoint.commit
-    if found.attempt != commit.attempt:
+    if committed.attempt != commit.attempt:
         there = open_checkpoint(target)
         # Both are what one save has written, but for the attempt.
         if replace(there.manifest, attempt=commit.attempt) != checkpoint.manifest or not (
             _without_headers(there) == _without_headers(checkpoint)
         ):
             raise StepAlreadyCommittedError(
-                f"{target.path}: another checkpoint is saved there, by attempt {found.attempt}; "
-                "nothing is overwritten",
+                f"{target.path}: another checkpoint is saved there, by attempt "
+                f"{committed.attempt}; nothing is overwritten",
                 path=target.path,
-                attempt=found.attempt,
+                attempt=committed.attempt,
             )
-    return found
+    return committed
 
 
 def _without_headers(checkpoint: Checkpoint) -> list[tuple[int, int, bytes]]:
     """Return each file's size, process, and the hashes of the blocks behind its header."""
     index, rows = checkpoint.index, []
-    for number, record in enumerate(index.files):
-        first, last = index.first_block[number : number + 2].tolist()
-        begins = index.chunks.begin[index.chunks.file == number]
+    for file, record in enumerate(index.files):
+        first, last = index.first_block[file : file + 2].tolist()
+        begins = index.chunks.begin[index.chunks.file == file]
         header_end = int(begins.min()) if len(begins) else record.bytes
         first += -(-header_end // BLOCK_BYTES)
         rows.append((record.bytes, record.process, index.block_hash[first:last].tobytes()))
@@ -140,14 +140,16 @@ def _begin(checkpoint: Checkpoint, target: Store) -> Manifest:
         "began": time.time(),
         _COPY_OF: checkpoint.commit.attempt,
     }
-    for one in target.state().attempts if target.pace.writes_whole else ():
-        if one.is_live and one.owner.get(_COPY_OF) == owner[_COPY_OF]:
-            is_here = one.owner.get("host") == owner["host"] and not _runs(one.owner.get("pid"))
-            if is_here or one.idle_s >= target.pace.lease_s:
-                name = manifest_name(one.id)
+    for attempt in target.state().attempts if target.pace.writes_whole else ():
+        if attempt.is_live and attempt.owner.get(_COPY_OF) == owner[_COPY_OF]:
+            is_here = attempt.owner.get("host") == owner["host"] and not _runs(
+                attempt.owner.get("pid")
+            )
+            if is_here or attempt.idle_s >= target.pace.lease_s:
+                name = manifest_name(attempt.id)
                 with contextlib.suppress(FileNotFoundError, CheckpointError):
                     manifest = decode_manifest(target.read(name), name)
-                    if manifest == replace(checkpoint.manifest, attempt=one.id):
+                    if manifest == replace(checkpoint.manifest, attempt=attempt.id):
                         return manifest
     manifest = replace(checkpoint.manifest, attempt=new_attempt())
     target.begin(manifest, owner)
@@ -168,11 +170,11 @@ def _files(checkpoint: Checkpoint, manifest: Manifest) -> list[FileRecord]:
     """Return the files of the copy, in the order of those of the source."""
     files: list[FileRecord] = []
     places: Counter[int] = Counter()  # of a file among those of its process
-    for one in checkpoint.index.files:
-        place = places[one.process]
-        name = data_name(manifest.attempt, one.process, manifest.num_processes, place)
-        files.append(replace(one, name=name))
-        places[one.process] += 1
+    for record in checkpoint.index.files:
+        place = places[record.process]
+        name = data_name(manifest.attempt, record.process, manifest.num_processes, place)
+        files.append(replace(record, name=name))
+        places[record.process] += 1
     return files
 
 
@@ -185,7 +187,7 @@ def _part(
 ) -> Part:
     """Return the part of a process, with the files of the copy."""
     chunks = checkpoint.index.chunks
-    numbers = [n for n, one in enumerate(files) if one.process == process]
+    numbers = [n for n, record in enumerate(files) if record.process == process]
     rows = np.flatnonzero(np.isin(chunks.file, numbers))
     own = Chunks(
         leaf=chunks.leaf[rows],
@@ -195,7 +197,7 @@ def _part(
         origin=chunks.origin[rows],
         extent=chunks.extent[rows],
     )
-    blocks = [np.zeros(0, np.uint64), *(hashes[number] for number in numbers)]
+    blocks = [np.zeros(0, np.uint64), *(hashes[index] for index in numbers)]
     return Part(
         attempt,
         process,
@@ -217,12 +219,12 @@ class _Copy:
         self._next = 0.0  # when the lease is due
         self.copied_bytes = 0
 
-    def file(self, number: int, name: str) -> Hashes:
+    def file(self, file_index: int, name: str) -> Hashes:
         """Copy a file to one of this name, unless it is there; return the hashes of its blocks."""
-        record, index = self._checkpoint.index.files[number], self._checkpoint.index
-        first, last = index.first_block[number : number + 2].tolist()
+        record, index = self._checkpoint.index.files[file_index], self._checkpoint.index
+        first, last = index.first_block[file_index : file_index + 2].tolist()
         hashes = index.block_hash[first:last].copy()
-        header, own = self._header(number)
+        header, own = self._header(file_index)
         hashes[: len(own)] = own
         windows = [
             (begin, min(begin + _WINDOW_BYTES, record.bytes))
@@ -233,7 +235,7 @@ class _Copy:
             return hashes
         file = self._target.open_new(name, record.bytes)
         try:
-            in_threads(lambda own: self._write(file, number, header, own), windows, _COPIES)
+            in_threads(lambda own: self._write(file, file_index, header, own), windows, _COPIES)
             file.finish(record.bytes)
         except BaseException:
             file.discard()
@@ -241,19 +243,19 @@ class _Copy:
         self.copied_bytes += record.bytes
         return hashes
 
-    def _header(self, number: int) -> tuple[bytes, list[int]]:
+    def _header(self, file_index: int) -> tuple[bytes, list[int]]:
         """Return a file's header as it is at the target, and the hashes of the blocks it is in.
 
         It names the attempt; what follows it in the last of these blocks stays.
         """
-        checkpoint, record = self._checkpoint, self._checkpoint.index.files[number]
+        checkpoint, record = self._checkpoint, self._checkpoint.index.files[file_index]
         blocks = np.empty(min(BLOCK_BYTES, record.bytes), np.uint8)
-        read_verified(checkpoint, number, 0, blocks)
+        read_verified(checkpoint, file_index, 0, blocks)
         size = header_bytes(bytes(blocks[:8]), record.bytes, record.name)
         if size > len(blocks):
             reach = -(-size // BLOCK_BYTES) * BLOCK_BYTES
             blocks = np.empty(min(reach, record.bytes), np.uint8)
-            read_verified(checkpoint, number, 0, blocks)
+            read_verified(checkpoint, file_index, 0, blocks)
         header = blocks[:size].tobytes()
         old, new = (
             json.dumps(data_metadata(attempt), ensure_ascii=False).encode()
@@ -268,20 +270,20 @@ class _Copy:
         blocks[:size] = np.frombuffer(header, np.uint8)
         return header, list(digests([blocks]))
 
-    def _fill(self, number: int, header: bytes, begin: int, memory: Bytes) -> None:
+    def _fill(self, file_index: int, header: bytes, begin: int, memory: Bytes) -> None:
         """Read a range of a file, verified, with the header of the target."""
-        read_verified(self._checkpoint, number, begin, memory)
+        read_verified(self._checkpoint, file_index, begin, memory)
         if begin < len(header):
             own = np.frombuffer(header[begin : begin + len(memory)], np.uint8)
             memory[: len(own)] = own
 
     def _write(
-        self, file: OpenFile, number: int, header: bytes, windows: Iterator[tuple[int, int]]
+        self, file: OpenFile, file_index: int, header: bytes, windows: Iterator[tuple[int, int]]
     ) -> None:
         for begin, end in windows:
             # The last page is written whole, and truncated when the file is finished.
             memory = reused_pages(whole_pages(end - begin))
-            self._fill(number, header, begin, memory[: end - begin])
+            self._fill(file_index, header, begin, memory[: end - begin])
             file.write(memory.data, begin)
             self._keep_lease()
             self._progress(end - begin)
@@ -300,10 +302,10 @@ class _Copy:
         def look(own: Iterator[tuple[int, int]]) -> None:
             memory = reused_pages(_WINDOW_BYTES)
             for begin, end in own:
-                found = memory[: end - begin]
-                got = self._target.read_at(name, begin, [found.data])
+                buffer = memory[: end - begin]
+                got = self._target.read_at(name, begin, [buffer.data])
                 wanted = hashes[begin // BLOCK_BYTES : -(-end // BLOCK_BYTES)].tolist()
-                if got.num_bytes < end - begin or list(digests([found])) != wanted:
+                if got.num_bytes < end - begin or list(digests([buffer])) != wanted:
                     differing.append(begin)
                 self._keep_lease()
 

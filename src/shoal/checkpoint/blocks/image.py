@@ -67,46 +67,46 @@ class Filler:
         """Fill `out` with the image's bytes from `begin` on, and with zeros past its end."""
         end = begin + len(out)
         header = self._header
-        at = begin
+        filled = begin
         if begin < len(header):
-            at = min(end, len(header))
-            out[: at - begin] = np.frombuffer(header, np.uint8)[begin:at]
-        number = bisect.bisect_right(self._ends, begin)
+            filled = min(end, len(header))
+            out[: filled - begin] = np.frombuffer(header, np.uint8)[begin:filled]
+        index = bisect.bisect_right(self._ends, begin)
         last = bisect.bisect_left(self._begins, end)
-        while number < last:
-            first, low = number, self._begins[number]
-            while number < last and self._begins[number] == low:
-                number += 1
+        while index < last:
+            first, low = index, self._begins[index]
+            while index < last and self._begins[index] == low:
+                index += 1
             low, high = max(begin, low), min(end, self._ends[first])
             if low < high:
-                if low > at:
-                    out[at - begin : low - begin] = 0
-                self._fill_chunk(range(first, number), out[low - begin : high - begin], low)
-                at = high
-        out[at - begin :] = 0
+                if low > filled:
+                    out[filled - begin : low - begin] = 0
+                self._fill_chunk(range(first, index), out[low - begin : high - begin], low)
+                filled = high
+        out[filled - begin :] = 0
 
     def _fill_chunk(self, numbers: range, out: Bytes, low: int) -> None:
         """Fill a byte range of one chunk from its pieces."""
         piece = self._pieces[numbers[0]]
         skip = low - piece.begin
         if piece.per_byte == 1:
-            for number in numbers:
-                self._fill_piece(number, out, skip)
+            for index in numbers:
+                self._fill_piece(index, out, skip)
             return
         per_byte = piece.per_byte
         loose = np.zeros(len(out) * per_byte, np.uint8)
-        for number in numbers:
-            self._fill_piece(number, loose, skip * per_byte)
+        for index in numbers:
+            self._fill_piece(index, loose, skip * per_byte)
         _pack(loose, per_byte, out)
 
-    def _fill_piece(self, number: int, out: Bytes, skip: int) -> None:
+    def _fill_piece(self, index: int, out: Bytes, skip: int) -> None:
         """Fill part of a chunk's byte range (unpacked, from byte `skip` on) from one piece."""
-        piece, span = self._pieces[number], self._spans[number]
+        piece, span = self._pieces[index], self._spans[index]
         begin, end = max(span.begin, skip), min(span.end, skip + len(out))
         if begin >= end:
             return
         is_all = begin == span.begin and end == span.end
-        values = piece.values() if is_all else self._values(number, end - begin)
+        values = piece.values() if is_all else self._values(index, end - begin)
         run = out[begin - skip : end - skip]
         if span.is_solid and values.flags.c_contiguous:
             flat = _bits(values, piece.dtype).reshape(-1).view(np.uint8)
@@ -114,19 +114,19 @@ class Filler:
         else:
             _scatter(piece, values, run, begin)
 
-    def _values(self, number: int, num_bytes: int) -> Array:
+    def _values(self, index: int, num_bytes: int) -> Array:
         """Return a piece's values and release them once all bytes of its span are filled."""
         with self._lock:
-            held = self._held.get(number)
+            held = self._held.get(index)
             if held is None:
-                span = self._spans[number]
-                held = self._held[number] = _Held(span.end - span.begin)
+                span = self._spans[index]
+                held = self._held[index] = _Held(span.end - span.begin)
             held.left_bytes -= num_bytes
             if not held.left_bytes:
-                del self._held[number]
+                del self._held[index]
         with held.lock:  # the first thread reads; the others wait
             if held.values is None:
-                held.values = self._pieces[number].values()
+                held.values = self._pieces[index].values()
             return held.values
 
 
@@ -188,12 +188,12 @@ def _scatter(piece: Piece, values: Array, out: Bytes, skip: int) -> None:
     box = [part.indices(size)[:2] for part, size in zip(piece.where, piece.extent, strict=True)]
     box += [(0, size) for size in extent[len(box) :]]
     run = out.view(bits.dtype)
-    first, at = skip // item_bytes, 0
+    first, start = skip // item_bytes, 0
     for part in boxes(extent, first, first + len(run)):
         sizes = [high - low for low, high in part]
-        stop = at + math.prod(sizes)
-        target = run[at:stop].reshape(sizes)
-        at = stop
+        stop = start + math.prod(sizes)
+        target = run[start:stop].reshape(sizes)
+        start = stop
         into, source = [], []
         for (low, high), (begin, end) in zip(part, box, strict=True):
             lower, upper = max(low, begin), min(high, end)
@@ -207,8 +207,8 @@ def _pack(loose: Bytes, per_byte: int, out: Bytes) -> None:
     bits = 8 // per_byte
     mask = (1 << bits) - 1
     np.bitwise_and(loose[::per_byte], mask, out=out)
-    for number in range(1, per_byte):
-        out |= (loose[number::per_byte] & mask) << (number * bits)
+    for index in range(1, per_byte):
+        out |= (loose[index::per_byte] & mask) << (index * bits)
 
 
 # ---- Hash the blocks of a file as they are written and read.
@@ -218,10 +218,10 @@ def digests(parts: Sequence[Bytes]) -> Iterator[int]:
     """Yield the hash of each block of the concatenation of several buffers."""
     state, room = block_hasher(), BLOCK_BYTES
     for part in parts:
-        at = 0
-        while at < len(part):
-            run = part[at : at + room].data
-            at += len(run)
+        offset = 0
+        while offset < len(part):
+            run = part[offset : offset + room].data
+            offset += len(run)
             if len(run) == BLOCK_BYTES:
                 yield block_hash(run)
                 continue

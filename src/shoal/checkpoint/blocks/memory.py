@@ -177,14 +177,14 @@ class Arena:
     def _filled(self, images: Sequence[FileImage], sizes: Sequence[int]) -> dict[str, Bytes]:
         work: list[tuple[Filler, Bytes, int]] = []
         held = {}
-        at = 0
+        offset = 0
         for image, size in zip(images, sizes, strict=True):
-            memory = held[image.name] = self._memory[at : at + size]
-            at += size
+            memory = held[image.name] = self._memory[offset : offset + size]
+            offset += size
             filler = Filler(image)
             for window in range(0, size, _WINDOW_BYTES):
                 work.append((filler, memory[window : window + _WINDOW_BYTES], window))
-        in_threads(_fill, work, _num_threads(self._memory[:at]))
+        in_threads(_fill, work, _num_threads(self._memory[:offset]))
         return held
 
     def image(self, name: str) -> Bytes:
@@ -197,7 +197,7 @@ def _num_threads(memory: Bytes) -> int:
 
 
 def _windows(memory: Bytes) -> list[Bytes]:
-    return [memory[at : at + _WINDOW_BYTES] for at in range(0, len(memory), _WINDOW_BYTES)]
+    return [memory[begin : begin + _WINDOW_BYTES] for begin in range(0, len(memory), _WINDOW_BYTES)]
 
 
 def _touch(windows: Iterator[Bytes]) -> None:

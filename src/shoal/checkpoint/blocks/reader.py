@@ -51,7 +51,7 @@ def plan_boxes(
 ) -> ReadPlan:
     """Plan the reads for boxes of a checkpoint."""
     pace = checkpoint.store.pace
-    sizes = np.array([one.bytes for one in checkpoint.index.files], dtype=np.int64)
+    sizes = np.array([record.bytes for record in checkpoint.index.files], dtype=np.int64)
     return plan_reads(
         checkpoint.chunks,
         sizes,
@@ -104,31 +104,31 @@ def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) ->
     damage: list[tuple[int, int, str]] = []
     parts: list[tuple[int, int, int]] = []
     request_bytes = checkpoint.store.pace.request_bytes
-    for number, record in enumerate(checkpoint.index.files):
+    for file, record in enumerate(checkpoint.index.files):
         try:
-            confirmed(partial(_check_sizes, checkpoint, [number]))
+            confirmed(partial(_check_sizes, checkpoint, [file]))
         except CorruptCheckpointError as why:
-            damage.append((number, -1, str(why)))
+            damage.append((file, -1, str(why)))
         for begin in range(0, record.bytes, request_bytes):
-            parts.append((number, begin, min(begin + request_bytes, record.bytes)))
-    silent = {number for number, _, _ in damage}
+            parts.append((file, begin, min(begin + request_bytes, record.bytes)))
+    silent = {file for file, _, _ in damage}
 
     def look(share: Iterable[tuple[int, int, int]]) -> None:
         memory = np.empty(request_bytes, np.uint8)
-        for number, begin, end in share:
-            for why in _wrong(checkpoint, number, begin, [memory[: end - begin]]):
-                damage.append((number, why.offset or 0, str(why)))
+        for file, begin, end in share:
+            for why in _wrong(checkpoint, file, begin, [memory[: end - begin]]):
+                damage.append((file, why.offset or 0, str(why)))
             progress(end - begin)
 
     in_threads(look, [part for part in parts if part[0] not in silent], _threads(checkpoint))
-    damaged = {number for number, _, _ in damage}
-    for number in range(len(checkpoint.index.files)):
+    damaged = {file for file, _, _ in damage}
+    for file in range(len(checkpoint.index.files)):
         try:
-            if number not in damaged:
-                check_header(checkpoint, number)
+            if file not in damaged:
+                check_header(checkpoint, file)
         except CorruptCheckpointError as why:
-            damage.append((number, -1, str(why)))
-    return [words for _, _, words in sorted(damage)]
+            damage.append((file, -1, str(why)))
+    return [problem for _, _, problem in sorted(damage)]
 
 
 class _ReadCall:
@@ -174,14 +174,14 @@ class _ReadCall:
     def serve(self, requests: Iterable[int]) -> None:
         """Read, verify and distribute some of the requests, through one reused buffer."""
         memory = np.empty(int((self.plan.end - self.plan.begin).max(initial=0)), np.uint8)
-        for number in requests:
-            self._serve(number, memory)
+        for request in requests:
+            self._serve(request, memory)
 
-    def _serve(self, number: int, memory: Bytes) -> None:
+    def _serve(self, request: int, memory: Bytes) -> None:
         plan = self.plan
-        file, begin, end = int(plan.file[number]), int(plan.begin[number]), int(plan.end[number])
+        file, begin, end = int(plan.file[request]), int(plan.begin[request]), int(plan.end[request])
         buffer = memory[: end - begin]
-        pieces = self.row[self.starts[number] : self.starts[number + 1]]
+        pieces = self.row[self.starts[request] : self.starts[request + 1]]
         parts = self._parts_in_place(pieces, begin, buffer)
         for why in _wrong(self.checkpoint, file, begin, parts or [buffer]):
             raise why
@@ -205,17 +205,17 @@ class _ReadCall:
 
         Empty if it cannot be read in place: strided, small or duplicate destinations are copied.
         """
-        at, end = begin, begin + len(buffer)
+        filled, end = begin, begin + len(buffer)
         parts = []
         for piece in sorted(pieces, key=self.first.__getitem__):
             if not self.is_plain[piece]:
                 return []
             low, high, target = self._run(piece, begin, end)
-            if low < at or high - low < _LEAST_RUN_BYTES:
+            if low < filled or high - low < _LEAST_RUN_BYTES:
                 return []
-            parts += [buffer[at - begin : low - begin], target]
-            at = high
-        return [part for part in (*parts, buffer[at - begin :]) if len(part)]
+            parts += [buffer[filled - begin : low - begin], target]
+            filled = high
+        return [part for part in (*parts, buffer[filled - begin :]) if len(part)]
 
     def _scatter(self, piece: int, begin: int, buffer: Bytes) -> None:
         """Copy out pieces that are strided or packed."""
@@ -272,9 +272,9 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
 
 def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
     """Raise if a box exceeds its leaf: some of its memory would stay uninitialised."""
-    found = np.zeros(len(boxes.leaf), dtype=np.int64)
-    np.add.at(found, plan.box, plan.extent.prod(axis=1))
-    outside = np.flatnonzero(found != boxes.extent.prod(axis=1))
+    filled = np.zeros(len(boxes.leaf), dtype=np.int64)
+    np.add.at(filled, plan.box, plan.extent.prod(axis=1))
+    outside = np.flatnonzero(filled != boxes.extent.prod(axis=1))
     if outside.size:
         record = checkpoint.manifest.leaves[int(boxes.leaf[outside[0]])]
         raise UsageError(f"{record.name}: a box reaches out of {record.stored_shape}")
@@ -284,8 +284,8 @@ def _wrong(
     checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
 ) -> list[CorruptCheckpointError]:
     """Read a byte range of a file into buffers; return what is wrong at a second look, too."""
-    found = list(_look(checkpoint, file, begin, parts))
-    return found and list(_look(checkpoint, file, begin, parts))
+    errors = list(_look(checkpoint, file, begin, parts))
+    return errors and list(_look(checkpoint, file, begin, parts))
 
 
 def _look(
@@ -302,16 +302,18 @@ def _look(
         yield _resized(checkpoint, file, got.size)
         return
     if got.num_bytes < sum(map(len, parts)):
-        at = begin + got.num_bytes
-        yield _damaged(checkpoint, file, at, f"ends at byte {at:,}", to_end=True)
+        offset = begin + got.num_bytes
+        yield _damaged(checkpoint, file, offset, f"ends at byte {offset:,}", to_end=True)
         return
     hashes = checkpoint.index.block_hash
     first = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
-    for number, digest in enumerate(digests(parts)):
-        if digest != int(hashes[first + number]):
-            at = begin + number * BLOCK_BYTES
-            detail = f"the block at byte {at:,} has changed since it was saved: its hash differs"
-            yield _damaged(checkpoint, file, at, detail)
+    for index, digest in enumerate(digests(parts)):
+        if digest != int(hashes[first + index]):
+            offset = begin + index * BLOCK_BYTES
+            detail = (
+                f"the block at byte {offset:,} has changed since it was saved: its hash differs"
+            )
+            yield _damaged(checkpoint, file, offset, detail)
 
 
 def read_verified(checkpoint: Checkpoint, file: int, begin: int, into: Bytes) -> None:
@@ -328,14 +330,14 @@ def is_intact(store: Store, piece: DamagedPart) -> bool:
     """Read what was found damaged again: is it intact?"""
     try:
         checkpoint = open_checkpoint(store)  # reads COMMIT, manifest and index
-        files = {record.name: number for number, record in enumerate(checkpoint.index.files)}
-        number = files.get(piece.file)
-        if number is not None:
-            _check_sizes(checkpoint, [number])
-            check_header(checkpoint, number)
+        files = {record.name: index for index, record in enumerate(checkpoint.index.files)}
+        file = files.get(piece.file)
+        if file is not None:
+            _check_sizes(checkpoint, [file])
+            check_header(checkpoint, file)
             begin = (piece.offset or 0) // BLOCK_BYTES * BLOCK_BYTES
-            end = min(begin + BLOCK_BYTES, checkpoint.index.files[number].bytes)
-            read_verified(checkpoint, number, begin, np.empty(max(0, end - begin), np.uint8))
+            end = min(begin + BLOCK_BYTES, checkpoint.index.files[file].bytes)
+            read_verified(checkpoint, file, begin, np.empty(max(0, end - begin), np.uint8))
     except (CorruptCheckpointError, NotCommittedError):
         return False
     return piece.file != ""
@@ -369,24 +371,24 @@ def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bo
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(chunks.begin[rows], kind="stable")]
     numbers = dict.fromkeys(chunks.leaf[rows].tolist())
-    return [checkpoint.manifest.leaves[number].name for number in numbers]
+    return [checkpoint.manifest.leaves[leaf].name for leaf in numbers]
 
 
 def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
     """Raise one error that names all files whose size has changed."""
     errors: list[CorruptCheckpointError] = []
-    for number in numbers:
-        record = checkpoint.index.files[number]
+    for file in numbers:
+        record = checkpoint.index.files[file]
         try:
             size = checkpoint.store.size(record.name)
         except FileNotFoundError:
-            words = absent(checkpoint.store, record.name)
-            errors.append(_damaged(checkpoint, number, None, words))
+            problem = absent(checkpoint.store, record.name)
+            errors.append(_damaged(checkpoint, file, None, problem))
             continue
         if size != record.bytes:
-            errors.append(_resized(checkpoint, number, size))
+            errors.append(_resized(checkpoint, file, size))
     if len(errors) > 1:
-        others = [f"{one.file}: {_message_of(one)}" for one in errors[1 : _SHOWN + 1]]
+        others = [f"{error.file}: {_message_of(error)}" for error in errors[1 : _SHOWN + 1]]
         others += [f"and {len(errors) - 1 - _SHOWN} more files"] if errors[_SHOWN + 1 :] else []
         errors[0].args = ("\n".join([str(errors[0]), *others]),)
     if errors:
@@ -456,13 +458,13 @@ def _check_header(checkpoint: Checkpoint, file: int) -> None:
         raise CorruptCheckpointError(detail, path=path, file=record.name) from None
     leaf, detail = "", ""
     entries = {
-        one.name: _EntryRecord(
-            one.dtype,
-            one.shape,
-            entries_here.num_bytes + one.begin,
-            entries_here.num_bytes + one.end,
+        entry.name: _EntryRecord(
+            entry.dtype,
+            entry.shape,
+            entries_here.num_bytes + entry.begin,
+            entries_here.num_bytes + entry.end,
         )
-        for one in entries_here.entries
+        for entry in entries_here.entries
     }
     if entries_here.num_bytes % PAGE_BYTES:
         detail = f"has {entries_here.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
@@ -493,7 +495,7 @@ def _read(checkpoint: Checkpoint, file: int) -> memoryview:
 
 def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _EntryRecord]]:
     """Return, by entry name, the leaf and what manifest and index say of it."""
-    chunks, found = checkpoint.index.chunks, {}
+    chunks, expected = checkpoint.index.chunks, {}
     for row in np.flatnonzero(chunks.file == file).tolist():
         leaf = checkpoint.manifest.leaves[int(chunks.leaf[row])]
         dtype, shape = dtype_of(leaf.dtype), leaf.stored_shape
@@ -505,8 +507,8 @@ def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _EntryR
             name = names.entry(leaf.name, None if box == shape else origin[: len(shape)])
         places = int(chunks.begin[row]), int(chunks.end[row])
         written = _EntryRecord(storage_of(dtype).entry, entry_shape(dtype, box), *places)
-        found[name] = leaf.name, written
-    return found
+        expected[name] = leaf.name, written
+    return expected
 
 
 def _difference(

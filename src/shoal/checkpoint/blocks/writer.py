@@ -109,8 +109,8 @@ def _write(window: _Window) -> None:
             source.fill(memory, begin)
         else:
             memory = source[begin:end]
-        found = list(digests([memory[: window.real_bytes]]))
+        hashes = list(digests([memory[: window.real_bytes]]))
         first = begin // BLOCK_BYTES
-        window.hashes[first : first + len(found)] = found
+        window.hashes[first : first + len(hashes)] = hashes
     # The last page is written whole, and truncated when the file is finished.
     window.file.write(memory.data, begin)

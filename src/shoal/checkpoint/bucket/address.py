@@ -103,7 +103,7 @@ class Bucket:
             return
         _check(self.url, provider, bucket, options)
         # Plain http is the user's own choice: a server on this host, or a test.
-        if any(one.startswith("http://") for one in _endpoints(provider, options)):
+        if any(endpoint.startswith("http://") for endpoint in _endpoints(provider, options)):
             client = options.get("client_options") or {}
             options["client_options"] = {"allow_http": True, **client}
         self._credentials = _credentials_of(provider, options)
@@ -125,10 +125,10 @@ class Bucket:
     def _objects(self) -> Objects:
         transport, here = _transport(self.url), _processes_here()
         _LOG.info("%s: credentials: %s", self.url, self.credentials)
-        found: Objects = transport.ObstoreObjects(
+        objects: Objects = transport.ObstoreObjects(
             self.url, self._prefix, self._stores, here, self._credentials
         )
-        return found
+        return objects
 
     @cached_property
     def _store(self) -> ObjectStore:
@@ -145,11 +145,11 @@ def store_of(bucket: Bucket) -> ObjectStore:
 
 def below(bucket: Bucket, name: str) -> Bucket:
     """Return a place below another one, reached in the same way."""
-    found = copy.copy(bucket)
+    folder = copy.copy(bucket)
     for opened in ("_objects", "_store"):
-        vars(found).pop(opened, None)
-    found.url, found._prefix = f"{bucket.url}/{name}", f"{bucket._prefix}/{name}"
-    return found
+        vars(folder).pop(opened, None)
+    folder.url, folder._prefix = f"{bucket.url}/{name}", f"{bucket._prefix}/{name}"
+    return folder
 
 
 def objects_of(bucket: Bucket) -> Objects:
@@ -199,10 +199,10 @@ def _credentials_of(provider: Provider, options: dict[str, Any]) -> Credentials:
     given = options.pop("credential_provider", None)
     if given is not None:
         return Credentials(given, {}, "the option credential_provider=")
-    found = credentials(provider, options)
-    if "region" in found.config and not _names(options, "region", "AWS_REGION"):
-        options["region"] = found.config["region"]
-    return found
+    chosen = credentials(provider, options)
+    if "region" in chosen.config and not _is_given(options, "region", "AWS_REGION"):
+        options["region"] = chosen.config["region"]
+    return chosen
 
 
 def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]
             raise UsageError(
                 f"Bucket({url!r}): the endpoint {endpoint!r} must begin with http:// or https://"
             )
-    virtual = [one for name, one in options.items() if "virtual_hosted" in name.lower()]
+    virtual = [value for name, value in options.items() if "virtual_hosted" in name.lower()]
     virtual = virtual or [os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")]
     if provider is S3 and str(virtual[0]).lower() in ("true", "1"):
         for endpoint in endpoints:
@@ -241,12 +241,12 @@ def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]
                     f"with the bucket's name, as in https://{bucket}.…, and is {endpoint!r}: "
                     "requests would go to another bucket"
                 )
-    if provider is AZURE and "@" not in bucket and not _names(options, *_AZURE_ACCOUNT):
+    if provider is AZURE and "@" not in bucket and not _is_given(options, *_AZURE_ACCOUNT):
         raise UsageError(
             f"Bucket({url!r}): which storage account? Pass account_name=, or set "
             "AZURE_STORAGE_ACCOUNT_NAME"
         )
-    if provider is S3 and any("storage.googleapis.com" in one for one in endpoints):
+    if provider is S3 and any("storage.googleapis.com" in endpoint for endpoint in endpoints):
         gs = f"gs:{url.partition(':')[2]}"
         raise UsageError(
             f"Bucket({url!r}): GCS ignores conditions in requests of S3, so of two saves of one "
@@ -254,7 +254,7 @@ def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]
         )
 
 
-def _names(options: Mapping[str, Any], *names: str) -> bool:
+def _is_given(options: Mapping[str, Any], *names: str) -> bool:
     """Is one of these given, as an option or a variable?"""
     given = {name.lower() for name in options} | {name for name in names if os.environ.get(name)}
     return any(name in given or name.lower() in given for name in names)
@@ -263,7 +263,7 @@ def _names(options: Mapping[str, Any], *names: str) -> bool:
 def _endpoints(provider: Provider, options: Mapping[str, Any]) -> list[str]:
     """Return the endpoints that were given, or else set."""
     names = ("endpoint", "base_url")
-    given = [str(one) for name, one in options.items() if any(n in name.lower() for n in names)]
+    given = [str(value) for name, value in options.items() if any(n in name.lower() for n in names)]
     return given or [os.environ[name] for name in provider.endpoints if os.environ.get(name)]
 
 
@@ -271,6 +271,6 @@ def _processes_here() -> int:
     """Return how many processes of the job share this host's network and memory."""
     if not process.is_initialized():
         return 1
-    coordinator = process.coordinator()
-    hosts = coordinator.hosts
-    return max(1, hosts.count(hosts[coordinator.process]))
+    client = process.client()
+    hosts = client.hosts
+    return max(1, hosts.count(hosts[client.process]))

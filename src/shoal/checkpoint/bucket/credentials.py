@@ -78,12 +78,12 @@ class _Boto3:
 
 def _aws_stamp() -> object:
     """Return a value that changes when a file that boto3 reads does."""
-    found = []
+    stamps = []
     for variable, path in _AWS_FILES:
         with contextlib.suppress(OSError):
             there = os.stat(os.path.expanduser(os.environ.get(variable) or path))
-            found.append((there.st_ino, there.st_mtime_ns, there.st_size))
-    return found
+            stamps.append((there.st_ino, there.st_mtime_ns, there.st_size))
+    return stamps
 
 
 def _azure() -> Any:
@@ -182,7 +182,7 @@ def credentials(provider: Provider, config: Mapping[str, Any]) -> Credentials:
     chain = set_here[0] if set_here else "the metadata service of this host"
     advice = "" if set_here else cloud.advice
     try:
-        found = cloud.provide()
+        provided = cloud.provide()
     except ImportError:
         hint = "" if provider is GCS else f"; {_unread(provider)}with {cloud.library} installed"
         return Credentials(None, {}, f"{chain}{hint}", advice)
@@ -192,9 +192,9 @@ def credentials(provider: Provider, config: Mapping[str, Any]) -> Credentials:
                 f"boto3 cannot use the settings of this user (~/.aws, AWS_PROFILE): {error}"
             ) from None
         return Credentials(None, {}, chain, advice)
-    if isinstance(found, _Boto3):
-        return Credentials(found, found.config, found.source)
-    return Credentials(found, getattr(found, "config", {}), cloud.library)
+    if isinstance(provided, _Boto3):
+        return Credentials(provided, provided.config, provided.source)
+    return Credentials(provided, getattr(provided, "config", {}), cloud.library)
 
 
 def _is_meant(value: object) -> bool:

@@ -40,11 +40,11 @@ from shoal.checkpoint.store.interface import (
     Pace,
     Store,
     StoreState,
+    already_committed,
     confirmed,
-    ended,
-    incomplete,
+    ended_error,
+    incomplete_error,
     located,
-    taken,
 )
 from shoal.checkpoint.store.opening import read_blob
 from shoal.checkpoint.store.step_names import (
@@ -71,7 +71,7 @@ from shoal.runtime.system.threads import in_threads
 
 Value = TypeVar("Value")
 
-_LEASES = 5  # SHOAL_LEASE_S that a save may go without a beat: a request may take minutes
+_LEASES = 5  # SHOAL_SAVE_LEASE_S that a save may go without a beat: a request may take minutes
 _BEAT_S = 30.0  # an object may be written about once a second, and each request costs something
 _LOOK_S = 1.0
 _GAP_BYTES = 1 << 20  # a request costs about as much as reading this
@@ -112,15 +112,15 @@ class Access:
                     hint = f"`shoal doctor --shared {self.root.url}` tries everything"
                     error.args = (f"{error}\n{hint}",)
                     raise
-                words = {**self._server, "conditions": "kept", "time": time.time()}
+                record = {**self._server, "conditions": "kept", "time": time.time()}
                 with contextlib.suppress(StorageError):  # the next program checks again
-                    root.put(_CONDITIONS, json.dumps(words).encode())
+                    root.put(_CONDITIONS, json.dumps(record).encode())
             self.is_checked = True
 
     def _was_checked(self, root: Objects) -> bool:
         with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
-            found = json.loads(root.read(_CONDITIONS)[0])
-            return bool(found.items() >= self._server.items())  # it was not copied from elsewhere
+            record = json.loads(root.read(_CONDITIONS)[0])
+            return bool(record.items() >= self._server.items())  # it was not copied from elsewhere
         return False
 
     def check_emptiness(self, left: Left) -> None:
@@ -194,15 +194,15 @@ class ObjectStore:
 
     def unsettled(self) -> list[tuple[int, Store]]:
         """See `Store.unsettled`. One listing and a register of each step show it."""
-        found: list[tuple[int, Store]] = []
+        unsettled_steps: list[tuple[int, Store]] = []
 
         def look(own: Iterator[tuple[int, Store, list[str]]]) -> None:
             for step, store, names in own:
                 if not _is_settled(store, names):
-                    found.append((step, store))
+                    unsettled_steps.append((step, store))
 
         in_threads(look, self._listed(), _SMALL_REQUESTS)
-        return sorted(found)
+        return sorted(unsettled_steps)
 
     def _listed(self, first: int = 0) -> list[tuple[int, Store, list[str]]]:
         """Return the steps from `first` on, in order, with the names of their files.
@@ -210,23 +210,23 @@ class ObjectStore:
         Where only an empty register is left, the step is deleted. Its size says so: the registers
         of deleted steps stay for good, and need not all be read.
         """
-        found: list[tuple[int, Store, list[str]]] = []
+        steps: list[tuple[int, Store, list[str]]] = []
         # SeaweedFS leaves out the folder whose name is the offset: begin at the step before.
         begin = step_name(first - 1) if first > 0 else ""
         listed = self._surely(
             lambda: self._objects.listed_below(STEPS, begin),
-            lambda found: sum(map(len, found.values())),
+            lambda folders: sum(map(len, folders.values())),
         )
         for name, infos in listed.items():
-            own = [one for one in infos if one.name != _CONDITIONS]
+            own = [info for info in infos if info.name != _CONDITIONS]
             step = step_of(name)
             if step is None or step < first or all(map(_is_empty_register, own)):
                 continue
-            names = [one.name for one in own]
+            names = [info.name for info in own]
             store = self._step(step, is_listed=COMMIT in names)
             if names != [COMMIT] or _may_hold_one(store):
-                found.append((step, store, names))
-        return sorted(found)
+                steps.append((step, store, names))
+        return sorted(steps)
 
     def _surely(self, look: Callable[[], Value], count: Callable[[Value], int]) -> Value:
         """Return a listing; it is made again if an answer that is none could have ended it.
@@ -237,23 +237,23 @@ class ObjectStore:
         Raises:
           StorageError: what lists nothing is no bucket.
         """
-        found = look()
-        if count(found) % _PAGE == 0:
-            found = look()
-            if not count(found):
+        listing = look()
+        if count(listing) % _PAGE == 0:
+            listing = look()
+            if not count(listing):
                 self._access.check_emptiness(self._left)
-        return found
+        return listing
 
     def _contents(self) -> PrefixContents:
         return self._surely(
-            self._objects.listed, lambda found: len(found.infos) + len(found.folders)
+            self._objects.listed, lambda contents: len(contents.infos) + len(contents.folders)
         )
 
     def names(self) -> list[str]:
         """See `Store.names`."""
-        found = self._contents()
-        names = [one.name for one in found.infos if not _is_empty_register(one)]
-        return sorted(name for name in [*names, *found.folders] if name != _CONDITIONS)
+        contents = self._contents()
+        names = [info.name for info in contents.infos if not _is_empty_register(info)]
+        return sorted(name for name in [*names, *contents.folders] if name != _CONDITIONS)
 
     def why_absent(self, name: str = "") -> str:
         """See `Store.why_absent`."""
@@ -268,7 +268,7 @@ class ObjectStore:
     def pace(self) -> Pace:
         """See `Store.pace`."""
         return Pace(
-            lease_s=_LEASES * settings.seconds("SHOAL_LEASE_S"),
+            lease_s=_LEASES * settings.seconds("SHOAL_SAVE_LEASE_S"),
             beat_s=_BEAT_S,
             look_s=_LOOK_S,
             sizes_first=False,
@@ -296,8 +296,8 @@ class ObjectStore:
 
     def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> Got:
         """See `Store.read_at`."""
-        found = self._objects.read_at(name, offset, parts)
-        return Got(found.num_bytes, found.size)
+        part = self._objects.read_at(name, offset, parts)
+        return Got(part.num_bytes, part.size)
 
     def leave(self, name: str) -> None:
         """See `Store.leave`."""
@@ -317,16 +317,16 @@ class ObjectStore:
         """See `Store.begin`."""
         attempt = manifest.attempt
         self._access.check(self._left)
-        found = register.read(self._objects).register
-        self._check_open(found, attempt, "begin", owner.get("replaces", ""))
+        current = register.read(self._objects).register
+        self._check_open(current, attempt, "begin", owner.get("replaces", ""))
         self._put_owner(attempt, owner)
         self._objects.put(manifest_name(attempt), encode_manifest(manifest))
 
-    def _check_open(self, found: Register, attempt: str, phase: str, replaced: str) -> None:
-        if found.commit is not None and found.commit.attempt not in (attempt, replaced):
-            raise taken(self.path, found.commit, replaced)
-        if attempt in found.ended:
-            raise ended(self.path, attempt, phase)
+    def _check_open(self, current: Register, attempt: str, phase: str, replaced: str) -> None:
+        if current.commit is not None and current.commit.attempt not in (attempt, replaced):
+            raise already_committed(self.path, current.commit, replaced)
+        if attempt in current.ended:
+            raise ended_error(self.path, attempt, phase)
 
     def is_open(self, attempt: str) -> bool:
         """See `Store.is_open`. That the register still permits it is checked by the commit."""
@@ -376,19 +376,19 @@ class ObjectStore:
     def commit(self, attempt: str, replaced: str = "") -> Commit:
         """See `Store.commit`."""
         fault_points.reach("save.assemble", None)
-        found = register.read(self._objects).register
-        if attempt in found.ended:
+        current = register.read(self._objects).register
+        if attempt in current.ended:
             self._remove_attempt(attempt)  # including files written after its end
-        self._check_open(found, attempt, "commit", replaced)
-        if found.commit is None or found.commit.attempt == replaced:
-            found = self._join_and_commit(attempt, replaced)
-        if found.commit is None:
-            raise ended(self.path, attempt, "commit")
+        self._check_open(current, attempt, "commit", replaced)
+        if current.commit is None or current.commit.attempt == replaced:
+            current = self._join_and_commit(attempt, replaced)
+        if current.commit is None:
+            raise ended_error(self.path, attempt, "commit")
         fault_points.reach("save.committed", None)
         with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
-            self._tidy(found)
+            self._tidy(current)
             fault_points.reach("save.tidied", None)
-        return found.commit
+        return current.commit
 
     def _owner(self, attempt: str) -> Mapping[str, Any] | None:
         """Return what PENDING says; None if there is none, or it cannot be read."""
@@ -410,16 +410,16 @@ class ObjectStore:
             joined = confirmed(lambda: self._joined(attempt))
         except (FileNotFoundError, SaveAbortedError, *_UNREADABLE) as error:
             # Other processes may commit, tidy or end it concurrently; the current state counts.
-            found = register.read(self._objects).register
-            self._check_open(found, attempt, "commit", replaced)
-            if found.commit is not None and found.commit.attempt == attempt:
-                return found
+            current = register.read(self._objects).register
+            self._check_open(current, attempt, "commit", replaced)
+            if current.commit is not None and current.commit.attempt == attempt:
+                return current
             if not isinstance(error, FileNotFoundError):
                 raise
             missing = None
             with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
                 missing = self.missing_parts(attempt)
-            raise incomplete(self.path, attempt, missing) from error
+            raise incomplete_error(self.path, attempt, missing) from error
         return self._change(register.committing(self.path, joined, replaced))
 
     def _joined(self, attempt: str) -> Commit:
@@ -447,16 +447,16 @@ class ObjectStore:
     def is_standing(self, attempt: str) -> bool:
         """See `Store.is_standing`."""
         with contextlib.suppress(CheckpointError, OSError):
-            found = self.standing()
-            return found is not None and found.attempt == attempt
+            standing = self.standing()
+            return standing is not None and standing.attempt == attempt
         return False
 
     def commit_despite(self, error: StorageError, attempt: str) -> Commit:
         """See `Store.commit_despite`. What was read from a bucket survives."""
-        found = self.standing()
-        if found is None or found.attempt != attempt:  # deleted meanwhile
+        standing = self.standing()
+        if standing is None or standing.attempt != attempt:  # deleted meanwhile
             raise error
-        return found
+        return standing
 
     def abandon(self, attempt: str) -> Commit | None:
         """See `Store.abandon`.
@@ -476,9 +476,9 @@ class ObjectStore:
         return self._end(attempt)
 
     def _end(self, attempt: str) -> Commit | None:
-        found = self._change(register.ending(attempt))
-        if found.commit is not None and found.commit.attempt == attempt:
-            return found.commit
+        current = self._change(register.ending(attempt))
+        if current.commit is not None and current.commit.attempt == attempt:
+            return current.commit
         self._remove_attempt(attempt)
         return None
 
@@ -487,15 +487,15 @@ class ObjectStore:
         self._objects.remove(self._files().attempts.get(attempt, ()))
 
     def _files(self) -> Listing:
-        found = self._contents().infos
-        return Listing.of(one.name for one in found if one.name != _CONDITIONS)
+        infos = self._contents().infos
+        return Listing.of(info.name for info in infos if info.name != _CONDITIONS)
 
-    def _tidy(self, found: Register) -> None:
+    def _tidy(self, current: Register) -> None:
         """Remove what the register says is over: ended attempts, what a commit has left."""
         files = self._files().attempts
-        names = [name for attempt in found.ended for name in files.get(attempt, ())]
-        if found.commit is not None:
-            names += _left_over(found.commit, files.get(found.commit.attempt, ()))
+        names = [name for attempt in current.ended for name in files.get(attempt, ())]
+        if current.commit is not None:
+            names += _left_over(current.commit, files.get(current.commit.attempt, ()))
         self._objects.remove(names)
 
     # ---- upkeep
@@ -517,33 +517,33 @@ class ObjectStore:
         Raises:
           StorageError: there is none, and a listing shows one: it is never removed.
         """
-        found = register.read(self._objects)
-        if found.version is None and (is_listed or self._is_listed):
+        seen = register.read(self._objects)
+        if seen.version is None and (is_listed or self._is_listed):
             raise StorageError(
                 f"{self.path}: the bucket lists a {COMMIT} here, and says that there is none\n"
                 "one of its answers is wrong: try again; if the objects of this step were removed "
                 "by hand, remove all of them",
                 path=self.path,
             )
-        return found.register
+        return seen.register
 
     def state(self) -> StoreState:
         """See `Store.state`."""
-        infos = {one.name: one for one in self._contents().infos}
+        infos = {info.name: info for info in self._contents().infos}
         # After the listing: it may be committed meanwhile.
-        found = self._register(is_listed=COMMIT in infos)
+        current = self._register(is_listed=COMMIT in infos)
         files = Listing.of(infos.keys() - {_CONDITIONS})
-        own = found.commit.attempt if found.commit else ""
+        own = current.commit.attempt if current.commit else ""
         now = self._now() if files.attempts.keys() - {own} else 0.0
         attempts = [
-            self._look_at(attempt, names, infos, found, now)
+            self._look_at(attempt, names, infos, current, now)
             for attempt, names in files.attempts.items()
             if attempt != own
         ]
-        if found.commit is not None:
-            check_place(self.path, found.commit.step, COMMIT)
+        if current.commit is not None:
+            check_place(self.path, current.commit.step, COMMIT)
         return StoreState(
-            found.commit, attempts, deleting=(), is_pinned=found.is_pinned, others=files.others
+            current.commit, attempts, deleting=(), is_pinned=current.is_pinned, others=files.others
         )
 
     def _look_at(
@@ -551,12 +551,12 @@ class ObjectStore:
         attempt: str,
         names: tuple[str, ...],
         infos: Mapping[str, ObjectInfo],
-        found: Register,
+        current: Register,
         now: float,
     ) -> Attempt:
         pending = infos.get(pending_name(attempt))
         is_live, age_s = False, math.inf
-        if pending is not None and attempt not in found.ended:
+        if pending is not None and attempt not in current.ended:
             is_live, age_s = True, now - pending.modified_s
         owner, is_complete = self._owner(attempt) or {}, False
         with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
@@ -589,14 +589,14 @@ class ObjectStore:
     def recover(self) -> Commit | None:
         """See `Store.recover`."""
         self._tidy(self._register())
-        found = self.state()
+        state = self.state()
         attempts = [
-            one
-            for one in found.attempts
-            if one.is_live and one.is_complete
-            and (found.commit is None or one.owner.get("replaces") == found.commit.attempt)
+            attempt
+            for attempt in state.attempts
+            if attempt.is_live and attempt.is_complete
+            and (state.commit is None or attempt.owner.get("replaces") == state.commit.attempt)
         ]  # fmt: skip
-        for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
+        for attempt in sorted(attempts, key=lambda attempt: (attempt.is_ahead, attempt.idle_s)):
             # One that cannot be committed is left to `collect_garbage`; the next may succeed.
             with contextlib.suppress(SaveAbortedError, *_UNREADABLE):
                 try:
@@ -617,10 +617,10 @@ class ObjectStore:
 
     def delete(self, attempt: str) -> bool:
         """See `Store.delete`."""
-        found = self._change(register.deleting(attempt))
-        if found.commit is not None and found.commit.attempt == attempt:  # pinned
+        current = self._change(register.deleting(attempt))
+        if current.commit is not None and current.commit.attempt == attempt:  # pinned
             return False
-        if attempt in found.ended:
+        if attempt in current.ended:
             fault_points.reach("delete.marked", None)
             self._remove_attempt(attempt)
         return True
@@ -628,17 +628,17 @@ class ObjectStore:
     def delete_damaged(self) -> bool:
         """See `Store.delete_damaged`."""
         try:
-            found = self.standing()
+            standing = self.standing()
         except CorruptCheckpointError:
             self._delete_unreadable()
             return True
-        return found is None or self.delete(found.attempt)
+        return standing is None or self.delete(standing.attempt)
 
     def _delete_unreadable(self) -> None:
         """Write the register anew, if it is still unreadable: all attempts here are ended."""
         try:
-            found, version = self._objects.read(COMMIT)
-            decode_register(found)
+            content, version = self._objects.read(COMMIT)
+            decode_register(content)
         except FileNotFoundError:
             return
         except CorruptCheckpointError:

@@ -165,12 +165,12 @@ class MemoryObjects:
         return PrefixContents(self._infos(), sorted(folders))
 
     def _infos(self) -> list[ObjectInfo]:
-        found = []
+        infos = []
         for name in self._here():
             kept = self._bucket.kept.get(self._at(name))
             if "/" not in name and kept is not None:
-                found.append(ObjectInfo(name, len(kept.data), kept.version, kept.modified_s))
-        return found
+                infos.append(ObjectInfo(name, len(kept.data), kept.version, kept.modified_s))
+        return infos
 
     def _kept(self, name: str) -> _Kept:
         kept = self._bucket.kept.get(self._at(name))

@@ -45,10 +45,10 @@ def examine(bucket: Bucket) -> Examination:
         try:
             act()
         except (CheckpointError, OSError) as error:
-            words, _, advice = str(error).replace(f"/{name}", "").partition("\n")
+            problem, _, advice = str(error).replace(f"/{name}", "").partition("\n")
             if isinstance(error, FileNotFoundError):
-                words = f"{bucket.url}: what was just written is not there ({right})"
-            problems.append(Problem(words, "; ".join(advice.split("\n"))))
+                problem = f"{bucket.url}: what was just written is not there ({right})"
+            problems.append(Problem(problem, "; ".join(advice.split("\n"))))
             return error
         facts.setdefault("rights", []).append(right)
         return None
@@ -75,5 +75,5 @@ def examine(bucket: Bucket) -> Examination:
 def _check_clock(facts: dict[str, Any], problems: list[Problem], ahead_s: float) -> None:
     facts["clock_ahead_s"] = ahead_s
     if abs(ahead_s) > _CLOCK_OFF_S:
-        words = f"the clock of the bucket is {ahead_s:+.0f} s from that of this host"
-        problems.append(Problem(words, "synchronize this host (chrony, ntpd)"))
+        problem = f"the clock of the bucket is {ahead_s:+.0f} s from that of this host"
+        problems.append(Problem(problem, "synchronize this host (chrony, ntpd)"))

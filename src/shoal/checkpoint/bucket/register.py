@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shoal.checkpoint.bucket.objects import Objects, UnclearError
 from shoal.checkpoint.format.json_files import decode_register, encode_register
 from shoal.checkpoint.format.records import Commit, Register
-from shoal.checkpoint.store.interface import confirmed, ended, located, taken
+from shoal.checkpoint.store.interface import already_committed, confirmed, ended_error, located
 from shoal.checkpoint.store.step_names import COMMIT
 from shoal.errors import StorageError
 
@@ -68,24 +68,24 @@ def change(
     """
     limit, pause_s = time.monotonic() + timeout_s, _PAUSE_S
     while True:
-        found = read(objects)
-        wanted = act(found.register)
+        seen = read(objects)
+        wanted = act(seen.register)
         if wanted is None:
-            return found.register
+            return seen.register
         problem: StorageError
         try:
-            if is_single_writer or found.register.is_single_writer:
+            if is_single_writer or seen.register.is_single_writer:
                 _put(objects.put, replace(wanted, is_single_writer=True))
-            elif found.version is None:
+            elif seen.version is None:
                 _put(objects.put_new, wanted)
             else:
-                _put(objects.put_over, wanted, found.version)
+                _put(objects.put_over, wanted, seen.version)
             continue
         except UnclearError as error:
             problem = error
         except FileExistsError:  # it was changed; or by ourselves, as reading will show
-            words = f"{objects.url}: other processes changed COMMIT all the time"
-            problem = StorageError(words, path=objects.url)
+            message = f"{objects.url}: other processes changed COMMIT all the time"
+            problem = StorageError(message, path=objects.url)
         if time.monotonic() + pause_s > limit:
             raise problem
         threading.Event().wait(pause_s * random.random())
@@ -108,17 +108,17 @@ def committing(path: str, commit: Commit, replaced: str = "") -> Change:
         change ends it, so that none of its processes commits it again once its files are removed.
     """
 
-    def act(found: Register) -> Register | None:
+    def act(current: Register) -> Register | None:
         over: tuple[str, ...] = ()
-        if found.commit is not None:
-            if found.commit.attempt == commit.attempt:
+        if current.commit is not None:
+            if current.commit.attempt == commit.attempt:
                 return None
-            if found.commit.attempt != replaced or found.is_pinned:
-                raise taken(path, found.commit, replaced)
+            if current.commit.attempt != replaced or current.is_pinned:
+                raise already_committed(path, current.commit, replaced)
             over = (replaced,)
-        if commit.attempt in found.ended:
-            raise ended(path, commit.attempt, "commit")
-        ends = (*found.ended, *over)
+        if commit.attempt in current.ended:
+            raise ended_error(path, commit.attempt, "commit")
+        ends = (*current.ended, *over)
         if over:
             # One place may be replaced for years, and the register is of limited size. What an
             # attempt replaces is committed while it begins: those that are forgotten here began
@@ -126,7 +126,7 @@ def committing(path: str, commit: Commit, replaced: str = "") -> Change:
             # could: after that many replacements and a deletion, by a process that was frozen since
             # before them, between its last look at its files and its write.
             ends = ends[-_MOST_ENDS:]
-        return replace(found, commit=commit, ended=ends)
+        return replace(current, commit=commit, ended=ends)
 
     return act
 
@@ -134,11 +134,11 @@ def committing(path: str, commit: Commit, replaced: str = "") -> Change:
 def ending(attempt: str) -> Change:
     """End an attempt, unless it is committed."""
 
-    def act(found: Register) -> Register | None:
-        is_committed = found.commit is not None and found.commit.attempt == attempt
-        if is_committed or attempt in found.ended:
+    def act(current: Register) -> Register | None:
+        is_committed = current.commit is not None and current.commit.attempt == attempt
+        if is_committed or attempt in current.ended:
             return None
-        return replace(found, ended=(*found.ended, attempt))
+        return replace(current, ended=(*current.ended, attempt))
 
     return act
 
@@ -146,21 +146,21 @@ def ending(attempt: str) -> Change:
 def deleting(attempt: str) -> Change:
     """Undo the commit of an attempt, and end it, unless it is pinned."""
 
-    def act(found: Register) -> Register | None:
-        if found.commit is None or found.commit.attempt != attempt or found.is_pinned:
+    def act(current: Register) -> Register | None:
+        if current.commit is None or current.commit.attempt != attempt or current.is_pinned:
             return None
-        return replace(found, commit=None, ended=(*found.ended, attempt))
+        return replace(current, commit=None, ended=(*current.ended, attempt))
 
     return act
 
 
-def pinning(found: Register) -> Register | None:
+def pinning(current: Register) -> Register | None:
     """Pin what is committed."""
-    if found.commit is None or found.is_pinned:
+    if current.commit is None or current.is_pinned:
         return None
-    return replace(found, is_pinned=True)
+    return replace(current, is_pinned=True)
 
 
-def unpinning(found: Register) -> Register | None:
+def unpinning(current: Register) -> Register | None:
     """Undo `pinning`."""
-    return replace(found, is_pinned=False) if found.is_pinned else None
+    return replace(current, is_pinned=False) if current.is_pinned else None

@@ -301,11 +301,11 @@ class ObstoreObjects:
     def listed(self) -> PrefixContents:
         """See `Objects.listed`."""
         store, prefix = self._stores[0], self._prefix or None
-        found: Any = self._ask(
+        contents: Any = self._ask(
             "list", "", lambda: obstore.list_with_delimiter_async(store, prefix), is_of_all=True
         )
-        folders = (path.rpartition("/")[2] for path in found["common_prefixes"])
-        return PrefixContents(sorted(map(_info, found["objects"])), sorted(folders))
+        folders = (path.rpartition("/")[2] for path in contents["common_prefixes"])
+        return PrefixContents(sorted(map(_info, contents["objects"])), sorted(folders))
 
     def listed_below(self, start: str, first: str = "") -> dict[str, list[ObjectInfo]]:
         """See `Objects.listed_below`."""
@@ -313,17 +313,17 @@ class ObstoreObjects:
         offset = self._key(max(start, first))
 
         async def listed() -> dict[str, list[ObjectInfo]]:
-            found: dict[str, list[ObjectInfo]] = {}
+            folders: dict[str, list[ObjectInfo]] = {}
             async for chunk in obstore.list(store, prefix, offset=offset):
-                for one in chunk:
-                    if one["path"] < offset:
+                for info in chunk:
+                    if info["path"] < offset:
                         continue  # not every service begins where it should
-                    if not one["path"].startswith(begin):
-                        return found  # names come in order
-                    folder, slash, name = one["path"][len(begin) - len(start) :].partition("/")
+                    if not info["path"].startswith(begin):
+                        return folders  # names come in order
+                    folder, slash, name = info["path"][len(begin) - len(start) :].partition("/")
                     if slash and "/" not in name:
-                        found.setdefault(folder, []).append(_info(one))
-            return found
+                        folders.setdefault(folder, []).append(_info(info))
+            return folders
 
         return self._ask("list", "", listed, is_of_all=True)
 
@@ -336,8 +336,8 @@ class ObstoreObjects:
         """See `Objects.read`."""
 
         async def get() -> tuple[bytes, str]:
-            found = await obstore.get_async(self._stores[0], self._key(name))
-            return bytes(await found.bytes_async()), _version(found.meta)
+            answer = await obstore.get_async(self._stores[0], self._key(name))
+            return bytes(await answer.bytes_async()), _version(answer.meta)
 
         return self._ask("read", name, get)
 
@@ -346,8 +346,8 @@ class ObstoreObjects:
         options: Any = {"range": (offset, offset + sum(map(len, parts)))}
 
         async def get() -> tuple[Any, Any]:
-            found = await obstore.get_async(self._stores[0], self._key(name), options=options)
-            return found.meta, await found.bytes_async()
+            answer = await obstore.get_async(self._stores[0], self._key(name), options=options)
+            return answer.meta, await answer.bytes_async()
 
         try:
             meta, data = self._ask("read", name, get)
@@ -428,14 +428,14 @@ class ObstoreObjects:
                 raise
             except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
                 is_refused = _is_refused(error)
-                found = self.error(
+                problem = self.error(
                     doing, name, error,
                     is_write=is_write, has_condition=has_condition, is_bucket=is_write or is_of_all,
                 )  # fmt: skip
             if not is_refused or not self._credentials.have_changed(stamp):
                 break
             threading.Event().wait(_KEPT_S)  # and sign with the new keys
-        raise found  # without obstore's own error, whose text may hold what was signed
+        raise problem  # without obstore's own error, whose text may hold what was signed
 
     def slow(self, doing: str, name: str) -> str:
         """Return what is logged of a request that takes long."""
@@ -456,12 +456,12 @@ class ObstoreObjects:
             return "\nthe quota is used up"
         if code and code[1] in _MEANINGS:
             return f"\n{_MEANINGS[code[1]]}; the credentials came from: {source}"
-        words = f"\nthese credentials have no right to do that; they came from: {source}"
+        message = f"\nthese credentials have no right to do that; they came from: {source}"
         if advice:
-            words = f"\nno credentials are set: {advice}; those of {source} do not suffice"
+            message = f"\nno credentials are set: {advice}; those of {source} do not suffice"
         if self._url.startswith("s3"):
-            words += "\nS3 also returns 403 for missing objects if you may not list the bucket"
-        return words
+            message += "\nS3 also returns 403 for missing objects if you may not list the bucket"
+        return message
 
     def _why_not_reached(self, text: str) -> str:
         """Return what is known of why there was no answer of a bucket; "" if nothing."""
@@ -482,12 +482,12 @@ class ObstoreObjects:
         names = ("HTTPS_PROXY", "ALL_PROXY") if is_https else ("HTTP_PROXY", "ALL_PROXY")
         known = {name: os.environ.get(name) or os.environ.get(name.lower()) for name in names}
         known = {"proxy_url": options.get("proxy_url"), **known}
-        found = next(((name, one) for name, one in known.items() if one), None)
-        if found is None or _NO_CONNECTION not in text:
+        proxy = next(((name, url) for name, url in known.items() if url), None)
+        if proxy is None or _NO_CONNECTION not in text:
             return ""
         what = "demands a login" if _PROXY_REFUSES in text else "may be the reason"
         return (
-            f"\nrequests go through the proxy {_without_login(found[1])} ({found[0]}), which {what}"
+            f"\nrequests go through the proxy {_without_login(proxy[1])} ({proxy[0]}), which {what}"
         )
 
     def error(
@@ -511,17 +511,17 @@ class ObstoreObjects:
             return FileExistsError(where)
         status, why = reason(error)
         kind: type[StorageError] = StorageError
-        number: int | None = None
+        code: int | None = None
         hint = ""
         if isinstance(error, _ABSENT) or status == _NOT_FOUND:
             if not is_bucket:
                 return FileNotFoundError(where)
-            hint, number = "\nthere is no such bucket", errno.ENOENT
+            hint, code = "\nthere is no such bucket", errno.ENOENT
         elif _is_refused(error):
             hint = self._why_refused(error)
         elif isinstance(error, exceptions.InvalidPathError):
-            found = _FOREIGN.search(str(error))
-            path = found[1] if found else "such a path"
+            match = _FOREIGN.search(str(error))
+            path = match[1] if match else "such a path"
             hint = (
                 f"\nanother program has written an object whose name is or begins with {path}, "
                 "which cannot be listed: delete it with the tool of the cloud, such as "
@@ -532,7 +532,7 @@ class ObstoreObjects:
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
             kind, hint = UnclearError, "\nwhether it was written is not known"
         hint += self._why_not_reached(str(error))
-        return kind(f"cannot {doing} {where}: {why}{hint}", path=where, errno=number)
+        return kind(f"cannot {doing} {where}: {why}{hint}", path=where, errno=code)
 
 
 def _is_refused(error: Exception) -> bool:
@@ -546,38 +546,38 @@ def reason(error: BaseException) -> tuple[int, str]:
     """
     text = str(error)
     head = text.partition("\n\nDebug source")[0]
-    found = _STATUS.search(head)
-    words = " ".join((found[2] if found else head.rpartition(" - ")[2]).split())
-    if found:
+    status = _STATUS.search(head)
+    message = " ".join((status[2] if status else head.rpartition(" - ")[2]).split())
+    if status:
         body = ": ".join(" ".join(field.split()) for field in _BODY.findall(head))
-        words = f"{found[1]} {words}" + (f" ({html.unescape(body)})" if body else "")
+        message = f"{status[1]} {message}" + (f" ({html.unescape(body)})" if body else "")
     else:
         inner, address = _INNERMOST.findall(text), _SERVER.search(head)
         certificate = _CERTIFICATE.search(text)
         if certificate:
             reason = " ".join(re.findall(r"\w+", certificate[1]))
             inner = [(f"invalid certificate: {reason}", "")]
-        words += f" ({''.join(inner[-1])})" if inner else ""
-        words += f" at {address[0]}" if address else ""
+        message += f" ({''.join(inner[-1])})" if inner else ""
+        message += f" at {address[0]}" if address else ""
     retries = _RETRIED.search(head)
     if retries:
-        words += f", after {retries[1]} retries"
-    return int(found[1]) if found else 0, _QUERY.sub("?…", words)[:300]
+        message += f", after {retries[1]} retries"
+    return int(status[1]) if status else 0, _QUERY.sub("?…", message)[:300]
 
 
 def _without_login(address: str) -> str:
     return address.rpartition("@")[2]
 
 
-def _info(found: Any) -> ObjectInfo:
-    name = found["path"].rpartition("/")[2]
-    modified_s = found["last_modified"].timestamp()
-    return ObjectInfo(name, found["size"], _version(found), modified_s)
+def _info(meta: Any) -> ObjectInfo:
+    name = meta["path"].rpartition("/")[2]
+    modified_s = meta["last_modified"].timestamp()
+    return ObjectInfo(name, meta["size"], _version(meta), modified_s)
 
 
-def _version(found: Any) -> str:
+def _version(meta: Any) -> str:
     """Return what obstore takes as the condition of an update."""
-    marks = {key: found[key] for key in ("e_tag", "version") if found[key] is not None}
+    marks = {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
     return json.dumps(marks, sort_keys=True)
 
 
@@ -680,10 +680,10 @@ class _Upload:
                 self.discard()
             self._ended.result(0)
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
-            found = self._error(self._problem or error)
+            problem = self._error(self._problem or error)
         else:
             return
-        raise found
+        raise problem
 
     def _error(self, why: Exception) -> Exception:
         return self._objects.error("write", self._name, why, is_bucket=True)

@@ -26,7 +26,7 @@ from shoal.checkpoint.format.records import (
 )
 from shoal.checkpoint.format.table_files import encode_index, encode_part
 from shoal.checkpoint.store.assemble import assemble, blob_record, commit_of
-from shoal.checkpoint.store.interface import ended, incomplete, taken
+from shoal.checkpoint.store.interface import already_committed, ended_error, incomplete_error
 from shoal.checkpoint.store.step_names import (
     COMMIT,
     KEEP,
@@ -57,8 +57,8 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
     """
     attempt = manifest.attempt
     standing, replaced = standing_commit(folder), owner.get("replaces", "")
-    if standing and standing[1].attempt not in (attempt, replaced):
-        raise taken(folder.path, standing[1], replaced)
+    if standing and standing.commit.attempt not in (attempt, replaced):
+        raise already_committed(folder.path, standing.commit, replaced)
     try:
         _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
         # From here on the folder is not empty and stays. It may not be the one made above, and
@@ -70,7 +70,7 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
         with contextlib.suppress(ShoalError, OSError):
             abandon(folder, attempt)
         if isinstance(error, FileNotFoundError):
-            raise ended(folder.path, attempt, "begin") from error
+            raise ended_error(folder.path, attempt, "begin") from error
         raise
 
 
@@ -108,7 +108,7 @@ def write_part(folder: Folder, part: Part) -> None:
         name = part_name(part.attempt, part.process)
         _write_whole(folder, name, part.attempt, encode_part(part))
     except FileNotFoundError as error:
-        raise ended(folder.path, part.attempt, "part") from error
+        raise ended_error(folder.path, part.attempt, "part") from error
     folder.sync()  # also makes the names of the data files durable
 
 
@@ -148,13 +148,13 @@ def commit(folder: Folder, attempt: str, replaced: str = "") -> Commit:
             return done
         if not is_open:
             remove_attempt(folder, attempt)  # including files written after its end
-            raise ended(folder.path, attempt, "commit") from error
+            raise ended_error(folder.path, attempt, "commit") from error
         if isinstance(error, CheckpointError):
             raise
         raise _incomplete(folder, attempt) from error
     done = _settled(folder, attempt, replaced)
     if done is None:  # deleted as soon as it was committed
-        raise ended(folder.path, attempt, "commit")
+        raise ended_error(folder.path, attempt, "commit")
     return done
 
 
@@ -174,7 +174,7 @@ def _link(folder: Folder, attempt: str, replaced: str = "") -> None:
     # so that an attempt is never both committed and given up. Of two attempts one link succeeds.
     # A rename takes PENDING away, so the same holds; and there is a COMMIT at every moment.
     standing = standing_commit(folder) if replaced else None
-    if standing and standing[1].attempt == replaced:
+    if standing and standing.commit.attempt == replaced:
         # A PENDING left behind by a crash could be committed again, once this attempt is deleted.
         folder.remove(pending_name(replaced))
         folder.rename(pending_name(attempt), COMMIT)
@@ -205,31 +205,31 @@ def _settled(folder: Folder, attempt: str, replaced: str = "") -> Commit | None:
     standing = standing_commit(folder)
     if standing is None:
         return None
-    if standing[1].attempt != attempt:
-        if standing[1].attempt == replaced and KEEP not in folder.names():
+    if standing.commit.attempt != attempt:
+        if standing.commit.attempt == replaced and KEEP not in folder.names():
             return None
-        raise taken(folder.path, standing[1], replaced)
+        raise already_committed(folder.path, standing.commit, replaced)
     try:
         folder.sync()  # the process that linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
         raise in_doubt(error) from error.__cause__
     with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
         fault_points.reach("save.committed", None)
-        tidy(folder, standing[1])
+        tidy(folder, standing.commit)
         if replaced:
             # Only now that the new COMMIT is durable. A deletion may have renamed the old one just
             # before it was replaced: under that name it would count once the new one is deleted.
             give_back(folder)
             remove_attempt(folder, replaced)
         fault_points.reach("save.tidied", None)
-    return standing[1]
+    return standing.commit
 
 
 def is_standing(folder: Folder, attempt: str) -> bool:
     """Is this attempt the committed one? False also where COMMIT cannot be read."""
     with contextlib.suppress(CheckpointError, OSError):
-        found = standing_commit(folder)
-        return found is not None and found[1].attempt == attempt
+        standing = standing_commit(folder)
+        return standing is not None and standing.commit.attempt == attempt
     return False
 
 
@@ -245,7 +245,7 @@ def _incomplete(folder: Folder, attempt: str) -> SaveAbortedError:
     missing = None
     with contextlib.suppress(FileNotFoundError, CorruptCheckpointError):
         missing = missing_parts(folder, attempt, listing(folder).attempts.get(attempt, ()))
-    return incomplete(folder.path, attempt, missing)
+    return incomplete_error(folder.path, attempt, missing)
 
 
 def give_back(folder: Folder) -> None:
@@ -288,8 +288,8 @@ def abandon(folder: Folder, attempt: str) -> Commit | None:
     folder.remove(pending_name(attempt))
     # A process on another host must not see PENDING again once files of the attempt are gone.
     folder.sync()
-    found = standing_commit(folder)
-    if found and found[1].attempt == attempt:
+    standing = standing_commit(folder)
+    if standing and standing.commit.attempt == attempt:
         return _settled(folder, attempt)
     remove_attempt(folder, attempt)
     return None

@@ -12,7 +12,7 @@ import os
 import threading
 from errno import EDQUOT, EFBIG, EINVAL, ENOSPC
 
-from shoal.checkpoint.disk.refusal import refused, write_all
+from shoal.checkpoint.disk.os_errors import storage_error, write_all
 from shoal.checkpoint.format.records import PAGE_BYTES
 
 _LARGE_BYTES = 1 << 20
@@ -43,7 +43,7 @@ class DirectFile:
             self.discard()
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
-            raise refused(error, self._path, "write", self._num_bytes) from error
+            raise storage_error(error, self._path, "write", self._num_bytes) from error
 
     @property
     def is_direct(self) -> bool:
@@ -62,7 +62,7 @@ class DirectFile:
                 self._end_direct()
                 write_all(self._fd, data, offset)
         except OSError as error:
-            raise refused(error, self._path, "write", self._num_bytes) from error
+            raise storage_error(error, self._path, "write", self._num_bytes) from error
 
     def _end_direct(self) -> None:
         """Fall back to the page cache from now on."""
@@ -85,7 +85,7 @@ class DirectFile:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise refused(error, self._path, "write", num_bytes) from error
+            raise storage_error(error, self._path, "write", num_bytes) from error
 
     def discard(self) -> None:
         """See `OpenFile.discard`."""
@@ -101,9 +101,9 @@ def _allocate(fd: int, num_bytes: int) -> None:
     if fallocate is None or ctypes.sizeof(ctypes.c_long) < 8:
         return
     if fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(num_bytes)):
-        number = ctypes.get_errno()
-        if number in (ENOSPC, EDQUOT, EFBIG):
-            raise OSError(number, os.strerror(number))
+        code = ctypes.get_errno()
+        if code in (ENOSPC, EDQUOT, EFBIG):
+            raise OSError(code, os.strerror(code))
 
 
 def _set_direct(fd: int, on: bool) -> bool:

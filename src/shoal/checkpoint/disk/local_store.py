@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal import settings
 from shoal.checkpoint.disk import committing, step_folder, sweep
-from shoal.checkpoint.disk.refusal import refused
+from shoal.checkpoint.disk.os_errors import storage_error
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import Commit, Manifest, Part
 from shoal.checkpoint.planning.read_plan import GAP_BYTES, REQUEST_BYTES
@@ -51,10 +51,10 @@ class LocalStore:
 
     def steps(self, first: int = 0) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
-        found = sorted(step for name in self.names() if (step := step_of(name)) is not None)
+        numbers = sorted(step for name in self.names() if (step := step_of(name)) is not None)
         return [
             (step, self.step(step))
-            for step in found
+            for step in numbers
             if step >= first and not self._is_ignored(step)
         ]
 
@@ -89,7 +89,7 @@ class LocalStore:
     def pace(self) -> Pace:
         """See `Store.pace`."""
         return Pace(
-            lease_s=settings.seconds("SHOAL_LEASE_S"),
+            lease_s=settings.seconds("SHOAL_SAVE_LEASE_S"),
             beat_s=0.0,
             look_s=_LOOK_S,
             sizes_first=True,
@@ -148,7 +148,7 @@ class LocalStore:
             is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
             why = errno.EROFS if is_read_only else errno.EACCES
         doing = "write to" if there == path else "make a directory in"
-        raise refused(OSError(why, os.strerror(why)), there, doing)
+        raise storage_error(OSError(why, os.strerror(why)), there, doing)
 
     def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         """See `Store.begin`."""
@@ -199,8 +199,8 @@ class LocalStore:
 
     def standing(self) -> Commit | None:
         """See `Store.standing`."""
-        found = step_folder.standing_commit(self._folder)
-        return None if found is None else found[1]
+        standing = step_folder.standing_commit(self._folder)
+        return None if standing is None else standing.commit
 
     def state(self) -> StoreState:
         """See `Store.state`."""

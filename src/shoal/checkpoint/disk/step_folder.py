@@ -7,9 +7,9 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from shoal.checkpoint.disk.refusal import absent
+from shoal.checkpoint.disk.os_errors import absent
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.json_files import decode_commit, decode_manifest
 from shoal.checkpoint.format.records import COMMIT_BYTES, Commit, manifest_name, part_name
@@ -22,6 +22,13 @@ from shoal.checkpoint.store.step_names import (
     tombstone_name,
 )
 from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError
+
+
+class StandingCommit(NamedTuple):
+    """What is committed in a directory."""
+
+    file: str  # COMMIT, or a tombstone that is about to be renamed back
+    commit: Commit
 
 
 def listing(folder: Folder) -> Listing:
@@ -53,8 +60,10 @@ def read_commit(folder: Folder, name: str) -> Commit | None:
         ) from None
 
 
-def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
-    """Return what is committed and the file that says so; the files it names may be gone.
+def standing_commit(folder: Folder) -> StandingCommit | None:
+    """Return what is committed and the file that says so; None if nothing is.
+
+    The files that the commit names may be gone.
 
     That file is COMMIT, unless it was renamed to delete another attempt that is gone by now, and
     has not been renamed back yet.
@@ -64,18 +73,18 @@ def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
     """
     commit = read_commit(folder, COMMIT)
     if commit:
-        return COMMIT, commit
+        return StandingCommit(COMMIT, commit)
     tombstones = listing(folder).tombstones
     for attempt in tombstones:
         name = tombstone_name(attempt)
         with contextlib.suppress(CorruptCheckpointError):
             commit = read_commit(folder, name)
             if commit and commit.attempt != attempt:
-                return name, commit
+                return StandingCommit(name, commit)
     # It may have been renamed back since it was looked for.
     commit = read_commit(folder, COMMIT)
     if commit:
-        return COMMIT, commit
+        return StandingCommit(COMMIT, commit)
     return None
 
 
@@ -88,13 +97,13 @@ def committed(folder: Folder) -> Commit | None:
     """
     standing = standing_commit(folder)
     while standing:
-        name, commit = standing
-        check_place(folder.path, commit.step, name)
+        commit = standing.commit
+        check_place(folder.path, commit.step, standing.file)
         wrong = _missing_or_cut(folder, commit)
         if wrong is None:
             return commit
         before, standing = standing, standing_commit(folder)
-        if standing and standing[1] == before[1]:  # otherwise it was deleted concurrently
+        if standing and standing.commit == before.commit:  # otherwise it was deleted concurrently
             raise wrong
     return None
 
@@ -104,13 +113,13 @@ def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpointError | 
         try:
             size = folder.size(blob.name)
         except FileNotFoundError:
-            words = absent(folder.path, blob.name)
+            problem = absent(folder.path, blob.name)
         else:
             if size == blob.bytes:
                 continue
-            words = f"has {size:,} bytes, {blob.bytes:,} were written"
+            problem = f"has {size:,} bytes, {blob.bytes:,} were written"
         return CorruptCheckpointError(
-            f"{folder.path}: {blob.name} {words}; COMMIT vouches for it\n"
+            f"{folder.path}: {blob.name} {problem}; COMMIT vouches for it\n"
             "the checkpoint is damaged: restore another step",
             path=folder.path,
             file=blob.name,

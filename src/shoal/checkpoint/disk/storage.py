@@ -16,7 +16,7 @@ from errno import EBUSY, EEXIST, EFBIG, EINVAL, EISDIR, ENOTDIR, ENOTEMPTY, ENOT
 from typing import Protocol
 
 from shoal.checkpoint.disk.direct import DirectFile
-from shoal.checkpoint.disk.refusal import refused, write_all
+from shoal.checkpoint.disk.os_errors import storage_error, write_all
 from shoal.checkpoint.store.interface import OpenFile
 from shoal.paths import dangling_link, free_bytes_at, local_path
 
@@ -125,7 +125,7 @@ class LocalFolder:
                 return self._make()
             except FileNotFoundError as error:  # a parent was removed concurrently
                 if not left:
-                    raise refused(error, self._path, "make the directory") from error
+                    raise storage_error(error, self._path, "make the directory") from error
         return None
 
     def _make(self) -> None:
@@ -329,7 +329,7 @@ def _refusals(
     except OSError as error:
         if isinstance(error, known):
             raise
-        raise refused(error, path, doing, needed_bytes) from error
+        raise storage_error(error, path, doing, needed_bytes) from error
 
 
 @contextlib.contextmanager

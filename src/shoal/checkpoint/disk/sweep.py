@@ -62,12 +62,12 @@ def recover_step(folder: Folder) -> Commit | None:
     if done and listing(folder).attempts.keys() == {done.attempt}:
         return done
     attempts = [
-        one
-        for one in folder_state(folder).attempts
-        if one.is_live and one.is_complete
-        and (done is None or one.owner.get("replaces") == done.attempt)
+        attempt
+        for attempt in folder_state(folder).attempts
+        if attempt.is_live and attempt.is_complete
+        and (done is None or attempt.owner.get("replaces") == done.attempt)
     ]  # fmt: skip
-    for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
+    for attempt in sorted(attempts, key=lambda attempt: (attempt.is_ahead, attempt.idle_s)):
         # One that cannot be committed is left to `collect_garbage`; the next may succeed.
         with contextlib.suppress(
             SaveAbortedError, CorruptCheckpointError, UnsupportedCheckpointError
@@ -121,7 +121,7 @@ def delete_committed(folder: Folder, attempt: str) -> bool:
         folder.remove_link()
         return True
     standing = standing_commit(folder)
-    if standing and standing[0] == COMMIT and standing[1].attempt == attempt:
+    if standing and standing.file == COMMIT and standing.commit.attempt == attempt:
         if KEEP in folder.names():
             return False
         # Without COMMIT, a PENDING left behind by a crash could be committed again.
@@ -144,11 +144,11 @@ def delete_damaged(folder: Folder) -> bool:
         folder.remove_link()
         return True
     try:
-        found = standing_commit(folder)
+        standing = standing_commit(folder)
     except CorruptCheckpointError:
         _delete_unreadable(folder)
         return True
-    return delete_committed(folder, found[1].attempt) if found else True
+    return delete_committed(folder, standing.commit.attempt) if standing else True
 
 
 def _delete_unreadable(folder: Folder) -> None:
@@ -185,18 +185,19 @@ def _finish_deletion(folder: Folder, attempt: str) -> None:
     # COMMIT and PENDING are durably gone before anything else is removed.
     folder.sync()
     with contextlib.suppress(CorruptCheckpointError):  # damaged since; its name says whose it is
-        found_commit = read_commit(folder, name)
-        if found_commit is None or found_commit.attempt != attempt:
+        marked = read_commit(folder, name)
+        if marked is None or marked.attempt != attempt:
             return  # finished by another process, or about to be renamed back
-    found = standing_commit(folder)
-    if found is None or found[1].attempt != attempt:  # COMMIT takes precedence over any tombstone
+    standing = standing_commit(folder)
+    # COMMIT takes precedence over any tombstone.
+    if standing is None or standing.commit.attempt != attempt:
         fault_points.reach("delete.marked", None)
         _remove_files(folder, attempt)
     folder.remove(name)
 
 
 def _remove_files(folder: Folder, attempt: str) -> None:
-    for number, file in enumerate(listing(folder).attempts.get(attempt, ())):
+    for index, file in enumerate(listing(folder).attempts.get(attempt, ())):
         folder.remove(file)
-        if number == 0:
+        if index == 0:
             fault_points.reach("delete.half", None)

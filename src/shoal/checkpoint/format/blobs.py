@@ -60,9 +60,11 @@ def encode_tree(
                 record.append(["array", dtypes.dtype_name(value.dtype), list(value.shape)])
                 arrays[name] = value
             elif (key := words_of(value)) is not None:
-                impl, words = key
-                record.append(["key", dtypes.dtype_name(words.dtype), list(words.shape), impl])
-                arrays[name] = words
+                impl, key_words = key
+                record.append(
+                    ["key", dtypes.dtype_name(key_words.dtype), list(key_words.shape), impl]
+                )
+                arrays[name] = key_words
             elif isinstance(value, PerProcess):
                 problems.append(WrongType(f"{name}: is a PerProcess in another; pass its .value"))
             elif kind_of(value) is None:
@@ -72,7 +74,7 @@ def encode_tree(
             else:
                 record.append([kind_of(value), value_json(value)])
         except UsageError as why:
-            problems += [type(one)(f"{name}: {one}") for one in why.problems]
+            problems += [type(problem)(f"{name}: {problem}") for problem in why.problems]
     raise_all(operation, problems)
     entries = header.arrange(
         (name, dtypes.storage_of(array.dtype).entry, dtypes.entry_shape(array.dtype, array.shape))
@@ -91,7 +93,7 @@ def decode_tree(
     blob: bytes | memoryview,
     nodes: Nodes | None = None,
     *,
-    wrap: Callable[[Array, str], Any] = lambda words, impl: words,
+    wrap: Callable[[Array, str], Any] = lambda key_words, impl: key_words,
     like: PerProcess | None = None,
     file: str = "",
 ) -> Any:
@@ -118,12 +120,12 @@ def decode_tree(
         raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
     entries = {entry.name: entry for entry in parsed.entries}
     leaves = []
-    for name, one in zip(names_of(structure), record, strict=True):
+    for name, leaf in zip(names_of(structure), record, strict=True):
         try:
-            leaves.append(_leaf(one, entries.pop(name, None), view[parsed.num_bytes :], wrap))
+            leaves.append(_leaf(leaf, entries.pop(name, None), view[parsed.num_bytes :], wrap))
         except (UsageError, ValueError, TypeError) as why:
-            words = f"{file}: {name[:100]}: {why}"
-            raise CorruptCheckpointError(words, file=file, leaf=name) from None
+            message = f"{file}: {name[:100]}: {why}"
+            raise CorruptCheckpointError(message, file=file, leaf=name) from None
     if entries:
         raise CorruptCheckpointError(
             f"{file} has an array that is not in its tree: {min(entries)[:100]!r}", file=file
@@ -151,5 +153,5 @@ def _leaf(
     wanted = dtypes.entry_shape(dtype, shape)
     if entry.dtype != dtypes.storage_of(dtype).entry or entry.shape != wanted:
         raise UsageError("is not the array that its entry says")
-    found = dtypes.unpack_elements(data[entry.begin : entry.end], dtype, shape)
-    return found.copy() if dtype.itemsize else found  # a copy would change the dtype
+    elements = dtypes.unpack_elements(data[entry.begin : entry.end], dtype, shape)
+    return elements.copy() if dtype.itemsize else elements  # a copy would change the dtype

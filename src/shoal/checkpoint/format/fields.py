@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.tree.plain_values import json_excerpt
+from shoal.conversion_hints import plain_form
 from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError, raise_all, with_article
-from shoal.plain_forms import plain_form
 
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
@@ -149,15 +149,15 @@ def _check_json(value: Any, where: str, depth: int, problems: list[str]) -> None
     if not depth:
         problems.append(f"{where}: is nested deeper than {_DEEPEST}")
     elif kind is list:
-        for index, one in enumerate(value):
-            _check_json(one, f"{where}[{index}]", depth - 1, problems)
+        for index, item in enumerate(value):
+            _check_json(item, f"{where}[{index}]", depth - 1, problems)
     elif kind is dict:
-        for key, one in value.items():
+        for key, item in value.items():
             if type(key) is not str:
                 problems.append(f"{where}: has the key {key!r}; keys of JSON are str")
             else:
                 _check_json(key, f"{where}: the key {key!r}", 1, problems)
-                _check_json(one, f"{where}[{key!r}]", depth - 1, problems)
+                _check_json(item, f"{where}[{key!r}]", depth - 1, problems)
     elif why := _why_no_json(value):
         problems.append(f"{where}: {why}")
 

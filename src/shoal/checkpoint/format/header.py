@@ -103,12 +103,12 @@ def parse_header(data: bytes | memoryview, file_bytes: int, file: str) -> Header
     text = bytes(data[8:length])
     if len(text) < length - 8 or text[:1] != b"{":
         _refuse(file, "has no header")
-    found = strict_json(text.rstrip(b" "), file)
-    metadata = found.pop("__metadata__", {})
+    fields = strict_json(text.rstrip(b" "), file)
+    metadata = fields.pop("__metadata__", {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         _refuse(file, "has a header whose __metadata__ is not text")
     entries = sorted(
-        (_entry(name, record, file) for name, record in found.items()),
+        (_entry(name, record, file) for name, record in fields.items()),
         key=lambda e: (e.begin, e.end),
     )
     _check_places(entries, file_bytes - length, file)
@@ -125,19 +125,19 @@ def strict_json(text: bytes | str, file: str) -> Any:
         whole = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(whole, **_STRICT)
     except (ValueError, RecursionError, MemoryError) as why:
-        words = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
-        raise CorruptCheckpointError(f"{file} is not valid JSON: {words}", file=file) from None
+        problem = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
+        raise CorruptCheckpointError(f"{file} is not valid JSON: {problem}", file=file) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise UsageError(f"the key {key[:100]!r} occurs twice")
             seen.add(key)
-    return found
+    return fields
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -174,9 +174,9 @@ def _entry(name: str, record: Any, file: str) -> Entry:
     return Entry(name, dtype, shape=tuple(shape), begin=begin, end=end)
 
 
-def _sizes(found: Any) -> bool:
+def _sizes(value: Any) -> bool:
     """Is it a list of sizes? True and 1.0 are not sizes."""
-    return type(found) is list and all(type(one) is int and 0 <= one < _LARGEST for one in found)
+    return type(value) is list and all(type(size) is int and 0 <= size < _LARGEST for size in value)
 
 
 def _size(dtype: str, shape: Sequence[int]) -> int:

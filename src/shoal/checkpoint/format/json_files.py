@@ -113,7 +113,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     listed = fields.found.get("leaves")
     if type(listed) is not list or len(listed) != count:
         fields.refuse(f"has a tree of {count} leaves, and does not list as many")
-    leaves = tuple([_leaf(one, file, knows_all) for one in listed])
+    leaves = tuple([_leaf(encoded, file, knows_all) for encoded in listed])
     for leaf, name in zip(leaves, names_of(structure), strict=True):
         if leaf.name != name:
             called, place = leaf.name[:100], name[:100]
@@ -134,18 +134,18 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     )
 
 
-def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
-    name = found.get("name") if type(found) is dict else None
+def _leaf(encoded: Any, file: str, knows_all: bool) -> LeafRecord:
+    name = encoded.get("name") if type(encoded) is dict else None
     if type(name) is not str:
         raise CorruptCheckpointError(f"{file} lists a leaf without a name", file=file)
-    get = found.get
+    get = encoded.get
     texts = (get("kind", ""), get("dtype", ""), get("impl", ""), get("layout", ""))
-    shape, words = get("shape", []), get("words", [])
-    odd = knows_all and not found.keys() <= _LEAF_KEYS
-    odd = odd or ("dtype" in found) != ("shape" in found)
+    shape, key_words = get("shape", []), get("words", [])
+    odd = knows_all and not encoded.keys() <= _LEAF_KEYS
+    odd = odd or ("dtype" in encoded) != ("shape" in encoded)
     if odd or not all(map(is_text, texts)) or type(shape) is not list:
         why = "has unknown fields, or a field of the wrong type"
-    elif type(words) is not list or {*map(type, shape), *map(type, words)} - {int}:
+    elif type(key_words) is not list or {*map(type, shape), *map(type, key_words)} - {int}:
         why = "has a shape that is not a list of sizes"
     else:
         kind, dtype, impl, layout = texts
@@ -154,7 +154,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
             kind,
             dtype,
             shape=tuple(shape),
-            words=tuple(words),
+            words=tuple(key_words),
             impl=impl,
             layout=layout,
             value=get("value"),
@@ -184,10 +184,10 @@ def _why_no_leaf(leaf: LeafRecord) -> str:
 
 @lru_cache(maxsize=1024)
 def _why_no_data(
-    kind: str, dtype: str, shape: tuple[int, ...], words: tuple[int, ...], impl: str
+    kind: str, dtype: str, shape: tuple[int, ...], key_words: tuple[int, ...], impl: str
 ) -> str:
     """Return what is wrong with a leaf that has data in files, or an empty string."""
-    stored = shape + words
+    stored = shape + key_words
     if min(stored, default=0) < 0:
         return "has a shape that is not a list of sizes"
     item_bytes = max(1, dtypes.dtype_of(dtype).itemsize)
@@ -197,7 +197,7 @@ def _why_no_data(
     ):
         return "is impossibly large"
     is_key = kind == "key"
-    if is_key != bool(impl) or (words and not is_key):
+    if is_key != bool(impl) or (key_words and not is_key):
         return "is not a whole number of keys"
     if kind in ("array", "key"):
         return ""

@@ -42,9 +42,9 @@ def part_name(attempt: str, process: int) -> str:
     return f"part-{attempt}-{process:05d}.safetensors"
 
 
-def data_name(attempt: str, process: int, num_processes: int, number: int = 0) -> str:
-    """Return the name of a process's data file number `number`, counted from 0."""
-    more = f"-{number:03d}" if number else ""
+def data_name(attempt: str, process: int, num_processes: int, index: int = 0) -> str:
+    """Return the name of a process's data file number `index`, counted from 0."""
+    more = f"-{index:03d}" if index else ""
     return f"data-{attempt}-{process:05d}-of-{num_processes:05d}{more}.safetensors"
 
 

@@ -43,7 +43,7 @@ _KEYS = frozenset(
 
 def first_blocks(files: Sequence[FileRecord]) -> IntArray:
     """Return each file's first block number, and the total number of blocks at the end."""
-    counts = [-(-one.bytes // BLOCK_BYTES) for one in files]
+    counts = [-(-record.bytes // BLOCK_BYTES) for record in files]
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
@@ -77,7 +77,7 @@ def decode_part(data: bytes, file: str = "a part") -> Part:
     fields, tables = _decode(data, "part", file)
     process = fields.size("process")
     files = _files(fields)
-    if any(one.process != process for one in files):
+    if any(record.process != process for record in files):
         fields.refuse(f"is of process {process} and has files of others")
     chunks, block_hash = _checked(fields, tables, files)
     return Part(
@@ -111,7 +111,7 @@ def decode_index(data: bytes, file: str = "the index") -> Index:
 def _encode(
     head: dict[str, Any], files: Sequence[FileRecord], chunks: Chunks, more: dict[str, Array]
 ) -> bytes:
-    head["files"] = [[one.name, one.bytes, one.process] for one in files]
+    head["files"] = [[record.name, record.bytes, record.process] for record in files]
     tables: dict[str, Array] = {key: getattr(chunks, key) for key in _COLUMNS} | more
     tables = {
         key: np.ascontiguousarray(table, "<u8" if key == "block_hash" else "<i8")
@@ -131,7 +131,7 @@ def _encode(
             name=_SEAL, dtype="U8", shape=(SEAL_BYTES,), begin=begin, end=begin + SEAL_BYTES
         )
     )
-    metadata = {key: one if type(one) is str else _text(one) for key, one in head.items()}
+    metadata = {key: value if type(value) is str else _text(value) for key, value in head.items()}
     first = header.build_header(entries, metadata, page_bytes=64)
     body = b"".join([first, *(table.tobytes() for table in tables.values())])
     return body + seal(body)
@@ -149,8 +149,8 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         )
     parsed = header.parse_header(data, len(data), file)
     head = {
-        key: strict_json(one, file) if key in _AS_JSON else one
-        for key, one in parsed.metadata.items()
+        key: strict_json(text, file) if key in _AS_JSON else text
+        for key, text in parsed.metadata.items()
     }
     fields = Fields(head, file)
     names = (*_COLUMNS, *(["first_block"] if kind == "index" else []), "block_hash", _SEAL)
@@ -162,10 +162,10 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
     for entry in parsed.entries:
         if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
             continue
-        at = parsed.num_bytes + entry.begin
+        offset = parsed.num_bytes + entry.begin
         dtype = np.dtype("<i8" if entry.dtype == "I64" else "<u8")
         count = (entry.end - entry.begin) // 8
-        tables[entry.name] = np.frombuffer(data, dtype, count, at).reshape(entry.shape)
+        tables[entry.name] = np.frombuffer(data, dtype, count, offset).reshape(entry.shape)
     if not parsed.entries or parsed.entries[-1] != (
         _SEAL,
         "U8",
@@ -176,8 +176,8 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
     return fields, tables
 
 
-def _last(found: header.Header, data: bytes) -> tuple[int, int]:
-    end = len(data) - found.num_bytes
+def _last(parsed: header.Header, data: bytes) -> tuple[int, int]:
+    end = len(data) - parsed.num_bytes
     return end - SEAL_BYTES, end
 
 
@@ -186,19 +186,19 @@ def _files(fields: Fields) -> tuple[FileRecord, ...]:
     listed = fields.found.get("files")
     attempt = fields.attempt()
     records: list[FileRecord] = []
-    number = 0
-    for one in listed if type(listed) is list else [None]:
-        if type(one) is not list or [type(value) for value in one] != [str, int, int]:
+    place = 0
+    for row in listed if type(listed) is list else [None]:
+        if type(row) is not list or [type(value) for value in row] != [str, int, int]:
             fields.refuse("lists invalid files")
-        name, num_bytes, process = one
+        name, num_bytes, process = row
         if not (0 <= num_bytes < LARGEST and 0 <= process < 1 << 31):
             fields.refuse(f"lists a file of {num_bytes} bytes of process {process}")
         last = records[-1].process if records else -1
-        number = number + 1 if process == last else 0
+        place = place + 1 if process == last else 0
         if process < last:
             fields.refuse("lists files not in the order of their processes")
         of = _DIGITS.match(name.partition("-of-")[2])
-        wanted = data_name(attempt, process, int(of.group()) if of else 0, number)
+        wanted = data_name(attempt, process, int(of.group()) if of else 0, place)
         if name != wanted:
             fields.refuse(f"lists a file {name[:100]!r} that should be {wanted!r}")
         records.append(FileRecord(name, num_bytes, process))
@@ -253,7 +253,7 @@ def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
     wrong = [part.process for part in parts if part.attempt != manifest.attempt]
     if wrong:
         raise CorruptCheckpointError(f"the parts of processes {wrong} are of another attempt")
-    files = tuple([one for part in parts for one in part.files])
+    files = tuple([record for part in parts for record in part.files])
     chunks = join_chunks(parts)
     block_hash = np.concatenate([np.zeros(0, np.uint64), *(part.block_hash for part in parts)])
     index = Index(

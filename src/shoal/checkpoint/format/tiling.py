@@ -34,7 +34,7 @@ def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None
     Raises:
       CorruptCheckpointError: names the first offender.
     """
-    room = np.array([one.bytes for one in files], np.int64)
+    room = np.array([record.bytes for record in files], np.int64)
     if not chunks.leaf.size:
         return
     if int(chunks.file.min()) < 0 or int(chunks.file.max()) >= len(files):
@@ -96,8 +96,8 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     def refuse_if(wrong: Bools, what: str) -> None:
         if wrong.any():
             name = manifest.leaves[int(wrong.argmax())].name
-            words = f"{file}: leaf {name[:100]!r} {what}"
-            raise CorruptCheckpointError(words, file=file, leaf=name)
+            problem = f"{file}: leaf {name[:100]!r} {what}"
+            raise CorruptCheckpointError(problem, file=file, leaf=name)
 
     def refuse_rows(wrong: Bools, what: str) -> None:
         refuse_if(np.bincount(leaf[wrong], minlength=len(manifest.leaves)) > 0, what)
@@ -135,23 +135,23 @@ _HOLES = "is not filled exactly once: chunks overlap, or leave a hole"
 def _leaves(manifest: Manifest, chunks: Chunks, file: str) -> _Leaves:
     rank = chunks.origin.shape[1]
     records = manifest.leaves
-    shapes = [one.stored_shape for one in records]
+    shapes = [record.stored_shape for record in records]
     widest = max(map(len, shapes), default=0)
-    widest = max(widest, any(one.kind == "per_process" for one in records))
+    widest = max(widest, any(record.kind == "per_process" for record in records))
     if not widest <= rank <= MOST_DIMS:
         _refuse(file, f"has {rank} dims, and the widest leaf {widest}")
     dims = np.array([shape + (1,) * (rank - len(shape)) for shape in shapes], np.int64)
     how = {
         name: dtypes.storage_of(dtypes.dtype_of(name)) if name else None
-        for name in {one.dtype for one in records}
+        for name in {record.dtype for record in records}
     }
-    stored = [how[one.dtype] for one in records]
+    stored = [how[record.dtype] for record in records]
     return _Leaves(
         dims=dims.reshape(len(records), rank),
-        per_byte=np.array([one.per_byte if one else 1 for one in stored], np.int64),
-        item_bytes=np.array([one.item_bytes if one else 0 for one in stored], np.int64),
-        has_data=np.array([one.has_data for one in records], bool),
-        is_own=np.array([one.kind == "per_process" for one in records], bool),
+        per_byte=np.array([storage.per_byte if storage else 1 for storage in stored], np.int64),
+        item_bytes=np.array([storage.item_bytes if storage else 0 for storage in stored], np.int64),
+        has_data=np.array([record.has_data for record in records], bool),
+        is_own=np.array([record.kind == "per_process" for record in records], bool),
         is_empty=np.array([0 in shape for shape in shapes], bool),
     )
 
@@ -205,16 +205,16 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
     """
     if index.attempt != manifest.attempt:
         _refuse(file, f"is of attempt {index.attempt}, and the manifest of {manifest.attempt}")
-    number: dict[int, int] = {}
-    for one in index.files:
-        at = number[one.process] = number.get(one.process, -1) + 1
-        wanted = data_name(manifest.attempt, one.process, manifest.num_processes, at)
-        if one.process >= manifest.num_processes or one.name != wanted:
-            _refuse(file, f"lists a file {one.name[:100]!r} that is not of this checkpoint")
+    last_place: dict[int, int] = {}
+    for record in index.files:
+        place = last_place[record.process] = last_place.get(record.process, -1) + 1
+        wanted = data_name(manifest.attempt, record.process, manifest.num_processes, place)
+        if record.process >= manifest.num_processes or record.name != wanted:
+            _refuse(file, f"lists a file {record.name[:100]!r} that is not of this checkpoint")
     check_tiling(manifest, index.chunks, file=file)
-    is_own = np.array([one.kind == "per_process" for one in manifest.leaves], bool)
+    is_own = np.array([record.kind == "per_process" for record in manifest.leaves], bool)
     rows = is_own[index.chunks.leaf] if index.chunks.leaf.size else np.zeros(0, bool)
-    process = np.array([one.process for one in index.files], np.int64)
+    process = np.array([record.process for record in index.files], np.int64)
     if rows.any() and (process[index.chunks.file[rows]] != index.chunks.origin[rows, 0]).any():
         _refuse(file, "has a process's own value in a file of another")
 
@@ -227,7 +227,7 @@ def check_whole(commit: Commit, manifest: Manifest, index: Index) -> None:
     """
     if (commit.attempt, commit.step) != (manifest.attempt, manifest.step):
         _refuse(commit.manifest.name, "is of another attempt or step than COMMIT")
-    totals = (sum(one.bytes for one in index.files), len(index.files))
+    totals = (sum(record.bytes for record in index.files), len(index.files))
     if totals != (commit.data_bytes, commit.num_files):
         _refuse(commit.index.name, "lists other files than COMMIT counts")
     check_index(manifest, index, commit.index.name)
@@ -246,11 +246,11 @@ def join_chunks(parts: Sequence[Part]) -> Chunks:
         return np.pad(table, ((0, 0), (0, more)), constant_values=value)
 
     chunks = [part.chunks for part in parts]
-    leaf = joined([one.leaf for one in chunks])
-    origin = joined([widened(one.origin, 0) for one in chunks], (rank,))
-    extent = joined([widened(one.extent, 1) for one in chunks], (rank,))
-    file = joined([one.file + first for one, first in zip(chunks, before, strict=False)])
-    begin, end = joined([one.begin for one in chunks]), joined([one.end for one in chunks])
+    leaf = joined([table.leaf for table in chunks])
+    origin = joined([widened(table.origin, 0) for table in chunks], (rank,))
+    extent = joined([widened(table.extent, 1) for table in chunks], (rank,))
+    file = joined([table.file + first for table, first in zip(chunks, before, strict=False)])
+    begin, end = joined([table.begin for table in chunks]), joined([table.end for table in chunks])
     order = np.lexsort((*origin.T[::-1], leaf))
     return Chunks(
         leaf=leaf[order],

@@ -67,7 +67,9 @@ class CheckpointInfo:
         step = "" if self.step is None else f", step {self.step}"
         count = counted(len(self.leaves), "leaf", "leaves")
         head = f"{self.path}{step}: {count}, {self.bytes} bytes"
-        rows = [(one.name, _what(one), one.layout or _value(one)) for one in self.leaves.values()]
+        rows = [
+            (leaf.name, _what(leaf), leaf.layout or _value(leaf)) for leaf in self.leaves.values()
+        ]
         widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
         lines = [f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}".rstrip() for a, b, c in rows]
         return "\n".join([head, *lines])
@@ -134,9 +136,9 @@ def info_of(store: Store) -> CheckpointInfo:
     )
 
 
-def _leaf(checkpoint: Checkpoint, number: int) -> SavedLeaf:
-    leaf, chunks = checkpoint.manifest.leaves[number], checkpoint.index.chunks
-    first, last = np.searchsorted(chunks.leaf, [number, number + 1])
+def _leaf(checkpoint: Checkpoint, index: int) -> SavedLeaf:
+    leaf, chunks = checkpoint.manifest.leaves[index], checkpoint.index.chunks
+    first, last = np.searchsorted(chunks.leaf, [index, index + 1])
     layout, memory = layout_and_memory(leaf.layout)
     return SavedLeaf(
         name=leaf.name,

@@ -13,6 +13,8 @@ from shoal.arguments import check_flags, shown
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.reader import DamagedPart
 from shoal.checkpoint.bucket.address import Bucket
+from shoal.checkpoint.coordination.lead import raise_together, run_on_lead
+from shoal.checkpoint.coordination.one_folder import in_one_folder
 from shoal.checkpoint.history.looking import ReadOnlyHistory, path_of_step
 from shoal.checkpoint.history.resumable import (
     Asked,
@@ -35,8 +37,6 @@ from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.saved_steps import step_number
 from shoal.checkpoint.store.step_names import COMMIT
-from shoal.checkpoint.together.lead import raise_together, run_on_lead
-from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
 from shoal.errors import (
     CheckpointError,
@@ -49,8 +49,8 @@ from shoal.errors import (
 from shoal.names import hint_within
 from shoal.runtime import process
 from shoal.runtime.client.group import group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope, fail_call, refused_for_all
 from shoal.runtime.preemption import (
     failure_noted,
     is_requested,
@@ -65,17 +65,17 @@ from shoal.tracebacks import at_caller
 _LOG = logging.getLogger("shoal")
 
 
-def _history_of(ckpts: Checkpoints, *_: object, **__: object) -> Coordinator:
+def _history_of(ckpts: Checkpoints, *_: object, **__: object) -> JobClient:
     ckpts._saver.refuse_in_on_commit("a collective call")  # before it counts as one
-    return ckpts._coordinator
+    return ckpts._client
 
 
 def _members_of(ckpts: Checkpoints, *_: object, **__: object) -> tuple[int, ...] | None:
     return ckpts._group.named
 
 
-def _given(*_: object, coordinator: Coordinator | None = None, **__: object) -> Coordinator:
-    return coordinator or process.coordinator()
+def _given(*_: object, client: JobClient | None = None, **__: object) -> JobClient:
+    return client or process.client()
 
 
 def _fail_save(
@@ -83,13 +83,13 @@ def _fail_save(
 ) -> None:
     """Fail a refused save for the others, if these save that step."""
     if options.get("force") is True or ckpts._wants_all(step):
-        fail_call(ckpts._coordinator, "save", error, processes=ckpts._group.named)
+        fail_call(ckpts._client, "save", error, processes=ckpts._group.named)
 
 
 def _fail_look(error: BaseException, ckpts: Checkpoints, *_: object, **__: object) -> None:
     """Fail a refused `should_save` for the others, if these are to read the lead's clock for it."""
     if ckpts._cadence.looks_next:
-        fail_call(ckpts._coordinator, "should_save", error, processes=ckpts._group.named)
+        fail_call(ckpts._client, "should_save", error, processes=ckpts._group.named)
 
 
 @collective("processes")
@@ -126,13 +126,13 @@ class Checkpoints(ReadOnlyHistory):
       check_replicas: whether `save` first compares the devices that hold the same shard, as
         `shoal.check_replicas` does; it saves nothing if they differ, also with a pending notice.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
-        refreshes its own at least every 4 s, in a bucket every 30 s. None: SHOAL_LEASE_S (60), in
-        a bucket five times that.
+        refreshes its own at least every 4 s, in a bucket every 30 s. None: SHOAL_SAVE_LEASE_S (60),
+        in a bucket five times that.
       timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of
         SHOAL_TIMEOUT_S (600).
       processes: the processes that share it, including the caller; "collective" here means over
         these. After a loss: `live_processes()`. None: all of the job.
-      coordinator: the job's coordinator, for tests; None: this process's.
+      client: a job client, for tests; None: this process's.
 
     Raises:
       UsageError: on the caller: an argument is wrong. On all: the directory is a single checkpoint.
@@ -152,7 +152,7 @@ class Checkpoints(ReadOnlyHistory):
       array([5., 5., 5.])
     """
 
-    @one_call("Checkpoints", of=_given)
+    @collective_scope("Checkpoints", of=_given)
     def __init__(
         self,
         path: Path,
@@ -166,9 +166,9 @@ class Checkpoints(ReadOnlyHistory):
         lease_s: float | None = None,
         timeout_s: float | None = None,
         processes: Iterable[int] | None = None,
-        coordinator: Coordinator | None = None,
+        client: JobClient | None = None,
     ) -> None:
-        self._coordinator = coordinator = coordinator or process.coordinator()
+        self._client = client = client or process.client()
         self._root = store_at(path, f"Checkpoints: path={path!r}")
         self._bucket = path if isinstance(path, Bucket) else None
         self._timeout_s = timeout_s  # None: each wait has its own deadline
@@ -181,9 +181,9 @@ class Checkpoints(ReadOnlyHistory):
         lease_s = self._root.pace.lease_s if lease_s is None else lease_s
         policy = policy_of(keep)
         is_continuous = FREE in (rules_of(every) or ())
-        self._group = group_in(self._coordinator, "Checkpoints", processes)
+        self._group = group_in(self._client, "Checkpoints", processes)
         self._saver = Saver(
-            self._coordinator, self._root, policy,
+            self._client, self._root, policy,
             group=self._group, asynchronous=asynchronous, check_replicas=check_replicas,
             lease_s=lease_s, is_continuous=is_continuous,
             on_commit=_with_path(on_commit, self._root, self._bucket),
@@ -193,7 +193,7 @@ class Checkpoints(ReadOnlyHistory):
         options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
         begin = partial(saved_steps.open_history, self._root, idle_s=lease_s if recover else None)
         last, self._saver.called = in_one_folder(
-            coordinator, operation="Checkpoints", options=options, act=begin, store=self._root,
+            client, operation="Checkpoints", options=options, act=begin, store=self._root,
             group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
         )  # fmt: skip
         self._cadence = Cadence(
@@ -202,7 +202,7 @@ class Checkpoints(ReadOnlyHistory):
         )  # fmt: skip
         self._saver.on_failed = self._cadence.undo
         self._pace = EACH_CALL if self._cadence.wants_every_step else BY_STEPS
-        coordinator.stop.saves.begin_history(self._pace, is_all=self._group.is_all)
+        client.stop.saves.begin_history(self._pace, is_all=self._group.is_all)
 
     # ---- saving
 
@@ -276,7 +276,7 @@ class Checkpoints(ReadOnlyHistory):
           DivergenceError: also if replicas differ, with `check_replicas`.
         """
         self._saver.refuse_in_on_commit("save")
-        with failure_noted(self._coordinator, self._root.path, step) as number:
+        with failure_noted(self._client, self._root.path, step) as number:
             try:
                 step = step_number("save", step)
                 check_flags("save", force=force)
@@ -292,10 +292,10 @@ class Checkpoints(ReadOnlyHistory):
             limit_s = self._timeout_s if timeout_s is None else timeout_s
             # A loop may save, ask, and save what it stops at again; `force` may save the last step.
             is_again = step == self._cadence.last
-            with save_noted(self._coordinator, step):
+            with save_noted(self._client, step):
                 if is_again and self._may_save_again(step):
                     self._saver.settle(limit_s)
-                    note_requested(self._coordinator, step, COMMITTED)
+                    note_requested(self._client, step, COMMITTED)
                     return True
                 self._saver.save(
                     step, state, user=user, metrics=metrics, timeout_s=limit_s, number=number
@@ -319,7 +319,7 @@ class Checkpoints(ReadOnlyHistory):
     # ---- restoring
 
     @collective("processes")
-    @one_call("restore", of=_history_of, among=_members_of)
+    @collective_scope("restore", of=_history_of, among=_members_of)
     def restore(
         self,
         step: int | None = None,
@@ -357,13 +357,13 @@ class Checkpoints(ReadOnlyHistory):
             operation="restore", target=target, timeout_s=timeout_s, options=options, step=step
         )
         ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
-        found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
-        if found is None:
+        restored_step = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
+        if restored_step is None:
             raise saved_steps.none_saved(self._root)
-        return found[1]
+        return restored_step[1]
 
     @collective("processes")
-    @one_call("resume", of=_history_of, among=_members_of)
+    @collective_scope("resume", of=_history_of, among=_members_of)
     def resume(
         self,
         target: Any,
@@ -410,11 +410,14 @@ class Checkpoints(ReadOnlyHistory):
           makes another; UsageError if it cannot be saved. DivergenceError also if targets or
           options differ while nothing is saved.
         """
-        from shoal.checkpoint.restoring.restore import request_of
+        from shoal.checkpoint.restoring.restore import restore_request
 
         check_flags("resume", check_init=check_init)
         restore = self._restoring("resume", target, timeout_s, options)
-        request, damaged = request_of("resume", self._root, target, options), self._saver.damaged
+        request, damaged = (
+            restore_request("resume", self._root, target, options),
+            self._saver.damaged,
+        )
 
         def ask(spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
             lines = (*spec, f"check_init={check_init}", *request.lines)
@@ -434,7 +437,7 @@ class Checkpoints(ReadOnlyHistory):
             step_and_state = -1, init() if callable(init) else init
         elif check_init:
             made = made_by(init)
-        number, state = step_and_state
+        step, state = step_and_state
 
         def check() -> None:
             nonlocal made
@@ -442,16 +445,16 @@ class Checkpoints(ReadOnlyHistory):
             if is_new and check_init:
                 made = leaves
             elif made is not None:
-                where = f"step {number} of {self._root.path}"
+                where = f"step {step} of {self._root.path}"
                 compare_restored(leaves, made, request.options, where)
 
         raise_together(
-            self._coordinator, "resume", check,
+            self._client, "resume", check,
             group=self._group, timeout_s=self._limit_s("resume"),
         )  # fmt: skip
         self._saver.asked = Asked(request, made)
         self._saver.reserve_for(state)
-        return state, number + 1
+        return state, step + 1
 
     # ---- tidying
 
@@ -481,7 +484,7 @@ class Checkpoints(ReadOnlyHistory):
         saved_steps.unpin(self._root, step_number("unpin", step))
 
     @collective("processes")
-    @one_call("delete", of=_history_of, among=_members_of)
+    @collective_scope("delete", of=_history_of, among=_members_of)
     def delete(self, step: int) -> None:
         """Delete a step, damaged or not; if a crash interrupts it, the step is still deleted.
 
@@ -512,7 +515,7 @@ class Checkpoints(ReadOnlyHistory):
         """
         self._saver.refuse_in_on_commit("close")
         if not self._is_closed:
-            self._coordinator.stop.saves.end_history(self._pace)
+            self._client.stop.saves.end_history(self._pace)
         self._is_closed = True
         self._saver.settle(None)
 
@@ -565,7 +568,7 @@ class Checkpoints(ReadOnlyHistory):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
         return lambda step: restore.on(
-            self._coordinator, cast(Any, self._root.step(step)), target,
+            self._client, cast(Any, self._root.step(step)), target,
             processes=self._group.named, timeout_s=limit_s, **options,
         )  # fmt: skip
 
@@ -579,25 +582,25 @@ class Checkpoints(ReadOnlyHistory):
     def _is_requested(self, step: int, operation: str) -> bool:
         """Return whether `shoal save` wants this step saved; each call counts."""
         caller = f"{operation}({step})"
-        return step != self._cadence.last and is_requested(self._coordinator, caller, step)
+        return step != self._cadence.last and is_requested(self._client, caller, step)
 
     def _stops_at(self, step: int, operation: str) -> bool:
         """Return whether a notice wants this step saved, though `every` does not."""
         caller = f"{operation}({step})"
-        return step != self._cadence.last and stops_at_save(self._coordinator, caller, step)
+        return step != self._cadence.last and stops_at_save(self._client, caller, step)
 
     def _may_save_again(self, step: int) -> bool:
         """Return whether the step saved last was saved for a request, or is one of a notice."""
-        if self._coordinator.stop.saves.has_served(step):
+        if self._client.stop.saves.has_served(step):
             return True
-        return stops_at_save(self._coordinator, f"save({step})", step)
+        return stops_at_save(self._client, f"save({step})", step)
 
     def _clock_of_lead(self, look: Callable[[], str]) -> str:
         return str(self._result_of_lead("should_save", (), look))
 
     def _result_of_lead(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
         group, limit_s = self._group, self._limit_s(operation)
-        return run_on_lead(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
+        return run_on_lead(self._client, operation, spec, act, group=group, timeout_s=limit_s)
 
     def _limit_s(self, operation: str) -> float:
         return settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
@@ -668,10 +671,10 @@ def restored(
     gone: tuple[int, CheckpointError] | None = None
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
-        step, found = from_lead(spec, partial(_look, root, skip_corrupt, [*passed]))
+        step, problems = from_lead(spec, partial(_look, root, skip_corrupt, [*passed]))
         if gone is not None and step in (gone[0], None):  # it stands, or nothing else does
             raise gone[1]
-        faults = dict(found)
+        faults = dict(problems)
         _warn(faults)
         passed |= dict.fromkeys(faults, DamagedPart(COMMIT, None))
         damaged |= passed
@@ -702,8 +705,8 @@ def _look(
 ) -> tuple[int | None, list[tuple[int, str]]]:
     """Return the newest step whose COMMIT is intact, and what is wrong with later ones."""
     faults: dict[int, str] = {}
-    one = saved_steps.newest(root, skip_corrupt=skip_corrupt, passed=passed, faults=faults)
-    return None if one is None else one.step, list(faults.items())
+    newest = saved_steps.newest(root, skip_corrupt=skip_corrupt, passed=passed, faults=faults)
+    return None if newest is None else newest.step, list(faults.items())
 
 
 def none_intact(root: Store, damaged: Collection[int]) -> NotCommittedError:
@@ -718,5 +721,5 @@ def none_intact(root: Store, damaged: Collection[int]) -> NotCommittedError:
 
 
 def _warn(faults: Mapping[int, str]) -> None:
-    for step, words in faults.items():
-        _LOG.warning("step %d is damaged, and skipped: %s", step, words)
+    for step, problem in faults.items():
+        _LOG.warning("step %d is damaged, and skipped: %s", step, problem)

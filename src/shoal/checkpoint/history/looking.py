@@ -79,7 +79,7 @@ class ReadOnlyHistory:
           CorruptCheckpointError: as `all_steps`.
         """
         saved = saved_steps.commits(self._root, skip_corrupt=skip_corrupt)
-        return {one.step: dict(one.commit.metrics) for one in saved}
+        return {committed.step: dict(committed.commit.metrics) for committed in saved}
 
     @local
     def best_step(

@@ -20,7 +20,7 @@ from shoal.runtime.system.shapes_only import for_shapes_only
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
-    from shoal.checkpoint.restoring.target import TargetOptions, Wishes
+    from shoal.checkpoint.restoring.target import LeafRequests, TargetOptions
     from shoal.checkpoint.saving.state import State
 
 _LOG = logging.getLogger("shoal")
@@ -53,10 +53,13 @@ class Asked:
         Raises:
           RestoreMismatchError: names all leaves concerned.
         """
-        from shoal.checkpoint.restoring.protocol import wishes_of
+        from shoal.checkpoint.restoring.protocol import leaf_requests_of
 
         records = [leaf.record for leaf in state.leaves]
-        looks = [(one.name, one.kind, one.dtype, one.shape, one.impl) for one in records]
+        looks = [
+            (record.name, record.kind, record.dtype, record.shape, record.impl)
+            for record in records
+        ]
         if looks == self._fitting:
             return
         manifest = Manifest(
@@ -69,19 +72,23 @@ class Asked:
         )
         refused = f"save({step}): `resume` would refuse this state as a checkpoint"
         try:
-            wishes = wishes_of(self._request, manifest).wishes
+            leaf_requests = leaf_requests_of(self._request, manifest).all
         except RestoreMismatchError as error:
             error.args = (listing(f"{refused}, for its target", error.problems, _SAVE_ELSEWHERE),)
             raise
         if self._made is not None:
             detail, options = f"{refused}: `init` makes another", self._request.options
-            casts = {wish.leaf: wish.dtype for wish in wishes if wish.dtype is not None}
+            casts = {
+                leaf_request.leaf: leaf_request.dtype
+                for leaf_request in leaf_requests
+                if leaf_request.dtype is not None
+            }
             leaves = leaves_of(
-                replace(one, dtype=dtype_name(casts[number])) if number in casts else one
-                for number, one in enumerate(records)
+                replace(record, dtype=dtype_name(casts[index])) if index in casts else record
+                for index, record in enumerate(records)
             )
-            taken = {records[wish.leaf].name for wish in wishes}
-            left_out = {one.name for one in records} - taken
+            taken = {records[leaf_request.leaf].name for leaf_request in leaf_requests}
+            left_out = {record.name for record in records} - taken
             saved, made = (
                 {name: leaf for name, leaf in each.items() if name not in left_out}
                 for each in (leaves, self._made)
@@ -107,7 +114,7 @@ def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_n
       UsageError: it cannot be saved; names all leaves.
     """
     try:
-        from shoal.checkpoint.restoring.protocol import wishes_of
+        from shoal.checkpoint.restoring.protocol import leaf_requests_of
         from shoal.checkpoint.saving.state import read_state, refuse_device_axis
     except ImportError:  # without JAX nothing is saved
         return {}
@@ -132,8 +139,8 @@ def check_resumable(state: Any, request: RestoreRequest, *, processes: int, is_n
             "an older step once with rename=, save it, and resume without"
         )
     try:
-        wishes = wishes_of(request, manifest)
-        differences = _Differences(state, read, wishes, request, manifest).lines
+        leaf_requests = leaf_requests_of(request, manifest)
+        differences = _Differences(state, read, leaf_requests, request, manifest).lines
     except RestoreMismatchError as error:
         error.args = (f"{detail}\n{error}",)
         raise
@@ -158,7 +165,7 @@ class _Differences:
         self,
         state: Any,
         read: State,
-        wishes: Wishes,
+        leaf_requests: LeafRequests,
         request: RestoreRequest,
         manifest: Manifest,
     ) -> None:
@@ -169,38 +176,38 @@ class _Differences:
         self.lines: list[str] = []
         self._walk = flatten.NodeTaker(JaxNodes(), None)
         leaves = [leaf for _, leaf in flatten.flatten_tree(state, JaxNodes())[0]]
-        self._given = {id(one): one for one in request.given}
+        self._given = {id(given): given for given in request.given}
         self._arrays: dict[int, list[str]] = {}  # id → the names of its leaves
         values = []
-        for wish in wishes.wishes:
-            record, value = manifest.leaves[wish.leaf], leaves[wish.leaf]
+        for leaf_request in leaf_requests.all:
+            record, value = manifest.leaves[leaf_request.leaf], leaves[leaf_request.leaf]
             if record.kind == "per_process":
-                blob = read.leaves[wish.leaf].value.data
-                value = own_value(blob, JaxNodes(), wish.like, record.name)
+                blob = read.leaves[leaf_request.leaf].value.data
+                value = own_value(blob, JaxNodes(), leaf_request.like, record.name)
             elif record.kind == "array":
-                value = _stand_in(value, record, is_placed=wish.place is not None)
+                value = _stand_in(value, record, is_placed=leaf_request.place is not None)
                 self._arrays.setdefault(id(value), []).append(record.name)
             values.append(value)
         self._values = values  # alive, or others would get their ids
-        again = built(request, manifest, wishes, values)
+        again = built(request, manifest, leaf_requests, values)
         self._compare(state, again, ())
 
-    def _compare(self, one: Any, other: Any, path: tuple[str, ...]) -> None:
-        mine, theirs = self._walk.branch(one), self._walk.branch(other)
-        if isinstance(one, PerProcess) and isinstance(other, PerProcess):
-            self._compare(one.value, other.value, path)
+    def _compare(self, value: Any, other: Any, path: tuple[str, ...]) -> None:
+        mine, theirs = self._walk.branch(value), self._walk.branch(other)
+        if isinstance(value, PerProcess) and isinstance(other, PerProcess):
+            self._compare(value.value, other.value, path)
             return
         if mine is None and theirs is None:
-            self._compare_leaves(one, other, path)
+            self._compare_leaves(value, other, path)
             return
         name = _name(path)
-        if mine is None or theirs is None or type(one) is not type(other):
+        if mine is None or theirs is None or type(value) is not type(other):
             remedy = "; pass a target that has the class"
             if isinstance(other, flatten.UnknownNode):
                 remedy = f": {other.remedy}"
-            what = f"is {_kind(one)}, and would come back as {_kind(other)}"
-            if _kind(one) == _kind(other):
-                what = f"is {_kind(one)}, a name that has another class by now"
+            what = f"is {_kind(value)}, and would come back as {_kind(other)}"
+            if _kind(value) == _kind(other):
+                what = f"is {_kind(value)}, a name that has another class by now"
             self.lines.append(f"{name}: {what}{remedy}")
             return
         keys, others = (_keys(level[2], level[3]) for level in (mine, theirs))
@@ -217,7 +224,7 @@ class _Differences:
         for key, child, its in zip(keys, mine[3], theirs[3], strict=True):
             self._compare(child, its, (*path, key))
 
-    def _compare_leaves(self, one: Any, other: Any, path: tuple[str, ...]) -> None:
+    def _compare_leaves(self, value: Any, other: Any, path: tuple[str, ...]) -> None:
         from shoal.checkpoint.restoring.wanted import is_placement
 
         names, own = self._arrays.get(id(other), ()), _name(path)
@@ -244,7 +251,7 @@ def _name(path: tuple[str, ...]) -> str:
 
 def _keys(keys: Sequence[Any], children: Sequence[Any]) -> list[str]:
     """Return the keys of children as text; in lists, their indices."""
-    return [component(key) for key in keys] or [str(number) for number in range(len(children))]
+    return [component(key) for key in keys] or [str(index) for index in range(len(children))]
 
 
 def _kind(value: Any) -> str:
@@ -407,7 +414,7 @@ def _on_devices(leaf: _Leaf) -> object:
 
 def leaves_of(records: Iterable[LeafRecord]) -> Leaves:
     """Return the leaves that are saved."""
-    return {one.name: _of_record(one) for one in records}
+    return {record.name: _of_record(record) for record in records}
 
 
 def _of_record(record: LeafRecord) -> _Leaf:
@@ -422,8 +429,8 @@ def leaves_in(tree: Any) -> Leaves:
     """Return the leaves of a tree, with or without values."""
     from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
-    found = flatten.flatten_tree(tree, JaxNodes(), operation="resume")[0]
-    return {name_of(path): _of_value(leaf) for path, leaf in found}
+    leaves = flatten.flatten_tree(tree, JaxNodes(), operation="resume")[0]
+    return {name_of(path): _of_value(leaf) for path, leaf in leaves}
 
 
 def _of_value(value: Any) -> _Leaf:

@@ -16,6 +16,7 @@ from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.reader import DamagedPart, is_intact
+from shoal.checkpoint.coordination.lead import run_on_lead
 from shoal.checkpoint.history.resumable import Asked
 from shoal.checkpoint.planning.policies import (
     Keep,
@@ -27,7 +28,6 @@ from shoal.checkpoint.planning.policies import (
 )
 from shoal.checkpoint.store import saved_steps
 from shoal.checkpoint.store.interface import Store
-from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import (
     DeadlineError,
     StorageError,
@@ -36,7 +36,7 @@ from shoal.errors import (
 )
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.preemption import note_failed, note_kept, note_requested
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.requested_saves import COMMITTED, FAILED
@@ -127,7 +127,7 @@ class Saver:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        client: JobClient,
         root: Store,
         keep: Keep | None,
         *,
@@ -139,7 +139,7 @@ class Saver:
         on_commit: Callable[[int], object] | None,
     ) -> None:
         """Prepare; `is_continuous`: `is_free` is called at each step."""
-        self._coordinator, self._root, self._keep = coordinator, root, keep
+        self._client, self._root, self._keep = client, root, keep
         self._group = group
         self._asynchronous, self._lease_s = asynchronous, lease_s
         self._check_replicas = check_replicas
@@ -149,7 +149,7 @@ class Saver:
         self._is_continuous = is_continuous
         self._next = _NextSave(0)  # after the save that began last in a thread
         self._turn = threading.Lock()  # threads that save share the arena
-        self._trouble: Exception | None = None  # raised after the commit
+        self._late_error: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
         self._on_commit = on_commit
         self._thread_of_on_commit: int | None = None  # while that runs
@@ -179,7 +179,7 @@ class Saver:
 
         Raises: the previous save's error, once; any error up to the copy of the state.
         """
-        with self._turn, self._coordinator.call("save", "main", self._group.named):
+        with self._turn, self._client.call("save", "main", self._group.named):
             settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S")
             self._check_keep(step, metrics)
             if self._check_replicas:
@@ -201,17 +201,17 @@ class Saver:
         began, site = time.monotonic(), callsite()
 
         def committed(num_bytes: int) -> None:
-            note_kept(self._coordinator, self._root.path, number)
-            note_requested(self._coordinator, step, COMMITTED)
+            note_kept(self._client, self._root.path, number)
+            note_requested(self._client, step, COMMITTED)
             self._rate = Rate(num_bytes, time.monotonic() - began)
             self.damaged.pop(step, None)  # it is replaced
             self._retain(step, site)
             self._run_on_commit(step)
 
-        from shoal.checkpoint.saving.save import request_of, write_tree
+        from shoal.checkpoint.saving.save import save_request, write_tree
 
         place = self._root.step(step)
-        request = request_of(place, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
+        request = save_request(place, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
         check = partial(self._check_asked, step)
         request = request._replace(replaces=replaces, check=check)
         if self._asynchronous:
@@ -222,24 +222,24 @@ class Saver:
 
             def failed() -> None:
                 # It counts as a failure of now, whenever that is, until it is raised.
-                note_failed(self._coordinator, self._root.path, math.inf)
-                note_requested(self._coordinator, step, FAILED)
+                note_failed(self._client, self._root.path, math.inf)
+                note_requested(self._client, step, FAILED)
                 self._agree_on(following, site, timeout_s)
 
             def done(commit: Commit) -> None:
                 committed(commit.data_bytes)
                 error = self._agree_on(following, site, timeout_s)
-                self._trouble = self._trouble or error
+                self._late_error = self._late_error or error
 
             saving = start_save(
-                self._coordinator, request, state, self._group.named,
+                self._client, request, state, self._group.named,
                 arena=self._arena, on_failed=failed, on_done=done,
             )  # fmt: skip
             self._running, self._next = _Running(step, saving), following
-            if self._coordinator.stop.notice() is None:
+            if self._client.stop.notice() is None:
                 return
         else:
-            write_tree(self._coordinator, request, state, self._group.named)
+            write_tree(self._client, request, state, self._group.named)
             committed(total_bytes(state))
         self.settle(None)
 
@@ -248,13 +248,13 @@ class Saver:
 
         With an open notice the state comes first.
         """
-        lines, one = unranked(self._keep, metrics), Saved(step, time.time(), metrics or {})
-        if self._coordinator.stop.notice() is None:
+        lines, saved_step = unranked(self._keep, metrics), Saved(step, time.time(), metrics or {})
+        if self._client.stop.notice() is None:
             refused = [] if metrics is None else lines
-            raise_all(f"save({step})", [*wrong_kept(self._keep, one), *refused])
-        if not_ranked([one], self._keep):
+            raise_all(f"save({step})", [*wrong_kept(self._keep, saved_step), *refused])
+        if not_ranked([saved_step], self._keep):
             return  # it is kept
-        if lines and not self._is_unranked and self._coordinator.process == self._group.lead:
+        if lines and not self._is_unranked and self._client.process == self._group.lead:
             self._is_unranked = True
             _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
 
@@ -270,14 +270,14 @@ class Saver:
         operation = f"save({step})"
         leaves = read_state(state, self._group.count, operation).leaves
         arrays = [leaf for leaf in leaves if isinstance(leaf.value, jax.Array)]
-        found = [leaf_of(leaf.record.name, leaf.value) for leaf in arrays]
-        raise_all(operation, [problem for problem in found if isinstance(problem, str)])
-        specs = [spec for spec in found if isinstance(spec, LeafSpec)]
+        results = [leaf_of(leaf.record.name, leaf.value) for leaf in arrays]
+        raise_all(operation, [problem for problem in results if isinstance(problem, str)])
+        specs = [spec for spec in results if isinstance(spec, LeafSpec)]
         call = Call("check_replicas", "save", callsite(), tuple(spec.line for spec in specs))
         deadline = deadline_of(operation, None, timeout_s, "main")
         values = [leaf.value for leaf in arrays]
         compare_replicas(
-            self._coordinator,
+            self._client,
             call,
             leaves=specs,
             values=values,
@@ -293,9 +293,9 @@ class Saver:
         try:
             self.asked.check(state, step)
         except Exception as error:  # of a target that is a function of the program's, too
-            if self._coordinator.stop.notice() is None:
+            if self._client.stop.notice() is None:
                 raise
-            if self._coordinator.process == self._group.lead:
+            if self._client.process == self._group.lead:
                 detail = "the job is preempted, so it saves a state that `resume` would refuse"
                 problems = getattr(error, "problems", None) or [repr(error)]
                 _LOG.warning("save(%d): %s: %s", step, detail, "; ".join(problems))
@@ -341,7 +341,7 @@ class Saver:
 
         def meet(what: str, brought: bytes) -> Mapping[int, bytes]:
             return agree(
-                self._coordinator, Call("save", "save", site, (what,)), brought,
+                self._client, Call("save", "save", site, (what,)), brought,
                 timeout_s=settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S"),
                 group=self._group.named, lane=f"next save {self.called}",
             )  # fmt: skip
@@ -376,13 +376,13 @@ class Saver:
                     raise  # from a signal handler, during the wait: the save continues
                 self._forget(running)
                 self.on_failed(running.step)
-                now = self._coordinator.stop.number_of(None)
-                note_failed(self._coordinator, self._root.path, now)
+                now = self._client.stop.number_of(None)
+                note_failed(self._client, self._root.path, now)
                 raise
             self._forget(running)
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble
+        error, self._late_error = self._late_error, None
+        if error is not None:
+            raise error
 
     def settle_step(self, step: int | None, timeout_s: float | None) -> None:
         """Like `settle`, if the running save is of this step; None: of any. All processes call it.
@@ -413,7 +413,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _shown_to_wait(self, running: _Running) -> Iterator[None]:
-        progress = self._coordinator.progress
+        progress = self._client.progress
         point = Point(f"the end of the save of step {running.step}", site=callsite())
         progress.begin_wait(point, time.monotonic())
         try:
@@ -464,7 +464,7 @@ class Saver:
         if step not in self.damaged:
             return ""
         replaced = str(run_on_lead(
-            self._coordinator, "delete", (f"step={step}",),
+            self._client, "delete", (f"step={step}",),
             lambda: _room_for(self._root, step, self.damaged[step]),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
         ))  # fmt: skip
@@ -475,10 +475,10 @@ class Saver:
 
     def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
         """Return the deadline of a save; warn if it cannot be met before the job is terminated."""
-        notice = self._coordinator.stop.notice()
+        notice = self._client.stop.notice()
         if notice is None or notice.deadline_s is None:
             return timeout_s
-        if self._rate is not None and self._coordinator.process == self._group.lead:
+        if self._rate is not None and self._client.process == self._group.lead:
             needed_s = seconds_needed(total_bytes(state), self._rate)
             if needed_s > notice.deadline_s:
                 _LOG.warning("%s", _too_late(step, needed_s, notice))
@@ -503,19 +503,19 @@ class Saver:
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
             gone = run_on_lead(
-                self._coordinator, "save", ("retention",), act, group=self._group,
+                self._client, "save", ("retention",), act, group=self._group,
                 timeout_s=limit_s, name="save", site=site, lane=f"save retention {path}",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever it is
             _LOG.warning("step %d is saved; deleting old steps failed: %s", step, error)
-            self._trouble = error
+            self._late_error = error
         else:
-            if gone and self._coordinator.process == self._group.lead:
+            if gone and self._client.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
 
     def _run_on_commit(self, step: int) -> None:
         """Call the function of the user's own on the lead; the save has succeeded all the same."""
-        if self._on_commit is None or self._coordinator.process != self._group.lead:
+        if self._on_commit is None or self._client.process != self._group.lead:
             return
         self._thread_of_on_commit = threading.get_ident()
         try:
@@ -590,12 +590,12 @@ def planned_bytes(group: Group, state: Any) -> int:
     from shoal.checkpoint.saving.state import among, own_of, read_state
 
     read = read_state(state, group.count, "resume")
-    number = group.process
+    holder = group.process
     if read.is_spread and group.count > 1:
-        number = jax.process_index()
+        holder = jax.process_index()
     if not group.is_all:  # assume that JAX numbers them alike: this is an estimate
-        read, number = among(read, group.members)[0], group.place
-    own = own_of(read, number, group.process, group.count)
+        read, holder = among(read, group.members)[0], group.place
+    own = own_of(read, holder, group.process, group.count)
     headers = sum(_ENTRY_BYTES + len(write.record.name) for write in own)
     return sum(write.num_bytes for write in own) + headers + _SPARE_BYTES
 

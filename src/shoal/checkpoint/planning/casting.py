@@ -26,32 +26,36 @@ _PARTS: Mapping[str, str] = {
 
 
 @lru_cache(maxsize=1024)
-def is_lossless(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Does every value of `one` survive a cast to `other` and back? NaN payloads may change.
+def is_lossless(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Does every value of `source` survive a cast to `target` and back? NaN payloads may change.
 
     >>> is_lossless(np.dtype("int32"), np.dtype("float64"))
     True
     >>> is_lossless(np.dtype("int64"), np.dtype("float64"))
     False
     """
-    if one == other:
+    if source == target:
         return True
-    if not np.can_cast(one, other, "unsafe"):
+    if not np.can_cast(source, target, "unsafe"):
         return False
-    if one.kind in "SUmM" or other.kind in "SUmM":  # finer time units have a shorter range
-        return one.kind == other.kind and one.kind in "SU" and np.can_cast(one, other, "safe")
-    if one.name in _PARTS:
-        return other.name in _PARTS and is_lossless(_part(one), _part(other))
-    if other.name in _PARTS:
-        return is_lossless(one, _part(other))
-    integers, others = _integers(one), _integers(other)
+    if source.kind in "SUmM" or target.kind in "SUmM":  # finer time units have a shorter range
+        return (
+            source.kind == target.kind
+            and source.kind in "SU"
+            and np.can_cast(source, target, "safe")
+        )
+    if source.name in _PARTS:
+        return target.name in _PARTS and is_lossless(_part(source), _part(target))
+    if target.name in _PARTS:
+        return is_lossless(source, _part(target))
+    integers, others = _integers(source), _integers(target)
     if integers is not None and others is not None:
         return bool(integers.min >= others.min and integers.max <= others.max)
-    if one.itemsize <= 2:
-        return _survives_round_trip(one, other)
+    if source.itemsize <= 2:
+        return _survives_round_trip(source, target)
     if integers is not None:
-        return _holds(integers, other)
-    return np.can_cast(one, other, "safe")  # floats to floats
+        return _holds(integers, target)
+    return np.can_cast(source, target, "safe")  # floats to floats
 
 
 def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -59,13 +63,13 @@ def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def _survives_round_trip(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+def _survives_round_trip(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Try all values; there are at most 65,536."""
-    bits = np.arange(1 << _bits(one), dtype=f"u{one.itemsize}")
-    values = bits.view(one)
+    bits = np.arange(1 << _bits(source), dtype=f"u{source.itemsize}")
+    values = bits.view(source)
     with np.errstate(all="ignore"):
-        there = values.astype(other)
-        back = there.astype(one)
+        there = values.astype(target)
+        back = there.astype(source)
         both_nan = (back != back) & (values != values)
         # True would be -1 in an int1, and comes back as True.
         is_equal = there.astype(np.float64) == values.astype(np.float64)

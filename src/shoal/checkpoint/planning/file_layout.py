@@ -96,7 +96,7 @@ def _rows(own: Sequence[WriteBox]) -> Chunks:
     """Return the table without file positions: origins and extents padded to the highest rank."""
     rank = max((len(write.box.origin) for write in own), default=1) or 1
     pad: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
-        at: ((0,) * (rank - at), (1,) * (rank - at)) for at in range(rank + 1)
+        dims: ((0,) * (rank - dims), (1,) * (rank - dims)) for dims in range(rank + 1)
     }
     boxes = [write.box for write in own]
     origins = itertools.chain.from_iterable(b.origin + pad[len(b.origin)][0] for b in boxes)

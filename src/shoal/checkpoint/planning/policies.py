@@ -106,7 +106,7 @@ class Last(Keep):
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return frozenset(one.step for one in saved[-self.n :])
+        return frozenset(save.step for save in saved[-self.n :])
 
 
 @local
@@ -130,7 +130,7 @@ class EverySteps(Keep):
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return _spread([one.step for one in saved], [one.step for one in saved], self.n)
+        return _spread([save.step for save in saved], [save.step for save in saved], self.n)
 
 
 @local
@@ -154,7 +154,7 @@ class Multiples(Keep):
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return frozenset(one.step for one in saved if one.step % self.n == 0)
+        return frozenset(save.step for save in saved if save.step % self.n == 0)
 
 
 @local
@@ -175,7 +175,7 @@ class EverySeconds(Keep):
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return _spread([one.step for one in saved], [one.saved_s for one in saved], self.s)
+        return _spread([save.step for save in saved], [save.saved_s for save in saved], self.s)
 
 
 @local
@@ -201,7 +201,7 @@ class LastSeconds(Keep):
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return frozenset(one.step for one in saved if saved[-1].saved_s - one.saved_s <= self.s)
+        return frozenset(save.step for save in saved if saved[-1].saved_s - save.saved_s <= self.s)
 
 
 @local
@@ -243,9 +243,9 @@ class Best(Keep):
         """See `Keep`."""
         sign = 1 if self.mode == "min" else -1
         ranked = sorted(
-            (sign * one.metrics[self.metric], -one.step)
-            for one in saved
-            if not math.isnan(one.metrics.get(self.metric, math.nan))
+            (sign * save.metrics[self.metric], -save.step)
+            for save in saved
+            if not math.isnan(save.metrics.get(self.metric, math.nan))
         )
         return frozenset(-negative for _, negative in ranked[: self.n])
 
@@ -263,7 +263,7 @@ class Pinned(Keep):
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
-        return frozenset(one.step for one in saved if one.is_pinned)
+        return frozenset(save.step for save in saved if save.is_pinned)
 
 
 @dataclass(frozen=True)
@@ -288,16 +288,16 @@ def policy_of(keep: object) -> Keep | None:
         return AnyOf(tuple(map(policy_of, keep.policies)))
     if keep is None or isinstance(keep, Keep):
         return keep
-    number = as_integer(keep)
-    if number is None:
+    num_steps = as_integer(keep)
+    if num_steps is None:
         raise UsageTypeError(
             f"keep={keep!r} must be a number of steps, or a policy: Last(2) | EverySteps(100)"
         )
-    if number < 1:
+    if num_steps < 1:
         raise UsageError(
-            f"keep={number} must be at least 1: the newest step is never deleted; None keeps all"
+            f"keep={num_steps} must be at least 1: the newest step is never deleted; None keeps all"
         )
-    return Last(number)
+    return Last(num_steps)
 
 
 def steps_kept(keep: Keep, saved: Sequence[Saved]) -> frozenset[int]:
@@ -306,24 +306,24 @@ def steps_kept(keep: Keep, saved: Sequence[Saved]) -> frozenset[int]:
     Raises:
       UsageTypeError: its `kept` does not return a collection of steps.
     """
-    found: object = keep.kept(saved)
-    steps = [*map(as_integer, found)] if isinstance(found, Collection) else [None]
+    kept: object = keep.kept(saved)
+    steps = [*map(as_integer, kept)] if isinstance(kept, Collection) else [None]
     if None in steps:
         raise UsageTypeError(
-            f"keep={keep!r}: kept() returned {shown(found)}, not a collection of step numbers, "
+            f"keep={keep!r}: kept() returned {shown(kept)}, not a collection of step numbers, "
             "such as [one.step for one in saved if one.step % 1000 == 0]"
         )
     return frozenset(step for step in steps if step is not None)
 
 
-def wrong_kept(keep: Keep | None, one: Saved) -> list[str]:
+def wrong_kept(keep: Keep | None, save: Saved) -> list[str]:
     """Return why a policy of the user's own is refused, from what it returns of one step alone.
 
     What it raises is not reported: it may need the steps that are saved, as after the commit.
     """
     try:
         if keep is not None:
-            steps_kept(keep, [one])
+            steps_kept(keep, [save])
     except UsageTypeError as error:
         return [WrongType(str(error))]
     except Exception:  # noqa: BLE001 - of the user's function
@@ -340,10 +340,10 @@ def unranked(keep: Keep | None, metrics: object) -> list[str]:
     given = metrics if isinstance(metrics, Mapping) else {}
     known = ", ".join(sorted(map(str, given))[:_MOST_NAMED]) or "nothing"
     return [
-        f"keep=Best({one.n}, {one.metric!r}): the metrics have no {one.metric!r}, but {known}"
-        f"{nearest(one.metric, map(str, given))}"
-        for one in _parts(keep)
-        if isinstance(one, Best) and one.metric not in given and not one.missing_ok
+        f"keep=Best({part.n}, {part.metric!r}): the metrics have no {part.metric!r}, but {known}"
+        f"{nearest(part.metric, map(str, given))}"
+        for part in _parts(keep)
+        if isinstance(part, Best) and part.metric not in given and not part.missing_ok
     ]
 
 
@@ -355,14 +355,14 @@ def metrics_ranked(keep: Keep | None) -> frozenset[str]:
     >>> metrics_ranked(Best(2, "loss")), metrics_ranked(Best(2, "loss") | Last(3))
     (frozenset({'loss'}), frozenset())
     """
-    ranks = [one.metric for one in _parts(keep) if isinstance(one, Best)]
+    ranks = [part.metric for part in _parts(keep) if isinstance(part, Best)]
     return frozenset(ranks if len(ranks) == len(_parts(keep)) else ())
 
 
 def not_ranked(saved: Iterable[Saved], keep: Keep | None) -> frozenset[int]:
     """Return the steps that are kept because they have no metric that `keep` ranks by."""
     names = metrics_ranked(keep)
-    return frozenset(one.step for one in saved if names and names.isdisjoint(one.metrics))
+    return frozenset(save.step for save in saved if names and names.isdisjoint(save.metrics))
 
 
 def _parts(joined: object) -> tuple[Any, ...]:
@@ -377,11 +377,11 @@ def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
     >>> doomed([Saved(step, 0.0) for step in (1, 2, 3)], Last(1))
     (1, 2)
     """
-    ordered = sorted(saved, key=lambda one: one.step)
+    ordered = sorted(saved, key=lambda save: save.step)
     if keep is None or not ordered:
         return ()
     stays = steps_kept(keep, ordered) | not_ranked(ordered, keep) | {ordered[-1].step}
-    return tuple(one.step for one in ordered if not (one.is_pinned or one.step in stays))
+    return tuple(save.step for save in ordered if not (save.is_pinned or save.step in stays))
 
 
 def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> frozenset[int]:
@@ -397,18 +397,18 @@ def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> froz
 
 def _count(policy: Keep, problems: Sequence[str] = ()) -> None:
     """Check `n` of a policy and make it a Python int: `repr` and equality follow from it."""
-    found = list(problems)
-    number = count("n", policy.n, found, least=1)  # type: ignore[attr-defined]
-    raise_all(type(policy).__name__, found)
-    object.__setattr__(policy, "n", number)
+    wrong = list(problems)
+    n = count("n", policy.n, wrong, least=1)  # type: ignore[attr-defined]
+    raise_all(type(policy).__name__, wrong)
+    object.__setattr__(policy, "n", n)
 
 
 def _seconds(policy: Keep) -> None:
     """Check `s` of a policy and make it a Python number."""
-    found: list[str] = []
-    number = seconds("s", policy.s, found, is_finite=True)  # type: ignore[attr-defined]
-    raise_all(type(policy).__name__, found)
-    object.__setattr__(policy, "s", number)
+    wrong: list[str] = []
+    s = seconds("s", policy.s, wrong, is_finite=True)  # type: ignore[attr-defined]
+    raise_all(type(policy).__name__, wrong)
+    object.__setattr__(policy, "s", s)
 
 
 # ---- When a history saves: every n steps, every n seconds, whenever it can, or as a function says.

@@ -70,7 +70,7 @@ class ReadPlan:
     @property
     def files(self) -> list[int]:
         """The numbers of the files to read, in order."""
-        return [int(number) for number in np.unique(self.file)]
+        return [int(file) for file in np.unique(self.file)]
 
     def pieces_of_requests(self, file_of_chunk: IntArray) -> tuple[IntArray, IntArray]:
         """Return the pieces with bytes in each request, and the offset of each in it.
@@ -152,26 +152,26 @@ def suffixes(extent: IntArray, item: IntArray) -> IntArray:
 def _counted(counts: IntArray) -> tuple[IntArray, IntArray]:
     """Repeat each number n counts[n] times, paired with 0, 1, … counts[n] - 1."""
     counts = np.maximum(counts, 0)
-    number = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    index = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     first = np.cumsum(counts) - counts
-    return number, np.arange(len(number), dtype=np.int64) - first[number]
+    return index, np.arange(len(index), dtype=np.int64) - first[index]
 
 
 def _meetings(chunks: Chunks, boxes: Boxes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return box, chunk, origin and extent of every piece, sorted by box, then chunk."""
     low = np.searchsorted(chunks.leaf, boxes.leaf, "left").astype(np.int64)
     high = np.searchsorted(chunks.leaf, boxes.leaf, "right").astype(np.int64)
-    found: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
+    pieces: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
     begin, upto = 0, np.cumsum(high - low)
-    while begin < len(low) or not found:
+    while begin < len(low) or not pieces:
         past = upto[begin - 1] if begin else 0
         end = max(int(np.searchsorted(upto, past + _MOST_PAIRS, "right")), begin + 1)
         end = min(end, len(low))
-        number, step = _counted((high - low)[begin:end])
-        box = number + begin
-        found.append(_overlaps(chunks, boxes, box, low[box] + step))
+        index, step = _counted((high - low)[begin:end])
+        box = index + begin
+        pieces.append(_overlaps(chunks, boxes, box, low[box] + step))
         begin = max(end, 1)
-    box, chunk, origin, extent = map(np.concatenate, zip(*found, strict=True))
+    box, chunk, origin, extent = map(np.concatenate, zip(*pieces, strict=True))
     return box, chunk, origin, extent
 
 
@@ -202,12 +202,12 @@ def _runs(
         is_open &= (size == 1) | (stride - run <= gap)
         run = np.where(is_open, (size - 1) * stride + run, run)
         rows[:, dim] = np.where(is_open, 1, size)
-    piece, number = _counted(rows.prod(axis=1))
+    piece, row = _counted(rows.prod(axis=1))
     start = np.zeros(len(piece), dtype=np.int64)
     for dim in range(extent.shape[1] - 1, -1, -1):
         count = rows[piece, dim]
-        start += number % count * strides[piece, dim]
-        number = number // count
+        start += row % count * strides[piece, dim]
+        row = row // count
     return piece, start, run[piece]
 
 

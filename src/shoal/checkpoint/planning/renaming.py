@@ -124,7 +124,7 @@ class _PrefixPairs:
             for begin in range(len(path) if self.work <= _MOST_WORK else 0):
                 end = path[begin:]
                 some = islice(self.ending.get(end, ()), _MOST_COMPARED)
-                fitting = [one for one in some if self._fits(path, one)]
+                fitting = [place for place in some if self._fits(path, place)]
                 if not fitting:
                     continue
                 if len(fitting) == 1 and self._is_only(
@@ -151,9 +151,9 @@ class _PrefixPairs:
         while True:
             parents: defaultdict[Path, defaultdict[Path, list[Path]]]
             parents = defaultdict(lambda: defaultdict(list))  # its pair → its paired children
-            for one, other in self.pairs.items():
-                if one and other and one[-1] == other[-1] and self._can_be(one[:-1], other[:-1]):
-                    parents[one[:-1]][other[:-1]].append(one)
+            for path, other in self.pairs.items():
+                if path and other and path[-1] == other[-1] and self._can_be(path[:-1], other[:-1]):
+                    parents[path[:-1]][other[:-1]].append(path)
             if not parents:
                 return
             for parent, others in parents.items():
@@ -177,8 +177,8 @@ class _PrefixPairs:
         self.work += 1
         if other not in self.free:
             return False
-        one, stored = self.target[path], self.stored[other]
-        return one is None or stored is None or one == stored
+        wanted, stored = self.target[path], self.stored[other]
+        return wanted is None or stored is None or wanted == stored
 
     def _pair(self, prefix: Path, other: Path, names: Iterable[Path]) -> None:
         self.pairs[prefix] = other
@@ -196,8 +196,8 @@ def _ends(path: Path) -> range:
 
 def _by_ending(paths: Iterable[Path]) -> dict[Path, list[Path]]:
     """Return the paths by each of their endings."""
-    found: defaultdict[Path, list[Path]] = defaultdict(list)
+    by_ending: defaultdict[Path, list[Path]] = defaultdict(list)
     for path in paths:
         for begin in range(len(path)):
-            found[path[begin:]].append(path)
-    return found
+            by_ending[path[begin:]].append(path)
+    return by_ending

@@ -228,9 +228,9 @@ def cut_box(box: Box, share: float, dtype: str) -> tuple[Box | None, Box | None]
     fine = (dim for dim, count in enumerate(box.extent) if size <= count * SHARE_BYTES)
     dim = next(fine, int(np.argmax(box.extent)))
     count = box.extent[dim]
-    at = min(max(math.floor(share * count + 0.5), 0), count)
-    if at in (0, count):
-        return (None, box) if at == 0 else (box, None)
-    first = Box(box.origin, _put(box.extent, dim, at))
-    origin = _put(box.origin, dim, box.origin[dim] + at)
-    return first, Box(origin, _put(box.extent, dim, count - at))
+    cut = min(max(math.floor(share * count + 0.5), 0), count)
+    if cut in (0, count):
+        return (None, box) if cut == 0 else (box, None)
+    first = Box(box.origin, _put(box.extent, dim, cut))
+    origin = _put(box.origin, dim, box.origin[dim] + cut)
+    return first, Box(origin, _put(box.extent, dim, count - cut))

@@ -1,4 +1,4 @@
-"""Turn wishes into reads, and the data read into values on the host. Without JAX."""
+"""Turn requests into reads, and the data read into values on the host. Without JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.checkpoint.blocks.reader import Progress, Want, read_boxes
 from shoal.checkpoint.format.blobs import decode_tree
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
 from shoal.checkpoint.planning.casting import array_of
-from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.restoring.target import LeafRequest
 from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree import plain_values
 from shoal.checkpoint.tree.dtypes import dtype_of
@@ -54,17 +54,17 @@ def fill(
     read_bytes = 0
     for numbers in _rounds(fillings, max_host_bytes):
         wants, casts = _sorted(checkpoint, [w for n in numbers for w in fillings[n].wants])
-        extra = sum(fillings[number].extra_bytes for number in numbers)
+        extra = sum(fillings[index].extra_bytes for index in numbers)
         left = max(max_host_bytes - extra, min(max_host_bytes, _LEAST_BYTES))
         read_bytes += read_boxes(checkpoint, wants, most_bytes=left, progress=progress)
         read_bytes += _read_casts(checkpoint, casts, left, progress)
-        for number in numbers:
-            values[number] = fillings[number].finish()
-            fillings[number].wants.clear()
+        for index in numbers:
+            values[index] = fillings[index].finish()
+            fillings[index].wants.clear()
         if extra:  # a transfer to a device holds its source until it is done
-            for number in numbers:
-                getattr(values[number], "block_until_ready", int)()
-    return [values[number] for number in range(len(fillings))], read_bytes
+            for index in numbers:
+                getattr(values[index], "block_until_ready", int)()
+    return [values[index] for index in range(len(fillings))], read_bytes
 
 
 def _sorted(checkpoint: Checkpoint, wants: list[Want]) -> tuple[list[Want], list[Want]]:
@@ -117,9 +117,9 @@ def _cut(want: Want, most: int) -> Iterator[Want]:
         return
     dim = next(dim for dim, size in enumerate(out.shape) if size > 1)
     rows = max(most // (out.size // out.shape[dim]), 1)
-    for at in range(0, out.shape[dim], rows):
-        part = out[(slice(None),) * dim + (slice(at, at + rows),)]
-        begin = (*origin[:dim], origin[dim] + at, *origin[dim + 1 :])
+    for first in range(0, out.shape[dim], rows):
+        part = out[(slice(None),) * dim + (slice(first, first + rows),)]
+        begin = (*origin[:dim], origin[dim] + first, *origin[dim + 1 :])
         yield from _cut(Want(leaf, begin, part), most)
 
 
@@ -128,32 +128,32 @@ def _rounds(fillings: Sequence[Filling], max_host_bytes: int) -> Iterator[list[i
     order = sorted(range(len(fillings)), key=lambda n: bool(fillings[n].extra_bytes))
     numbers: list[int] = []
     extra = 0
-    for number in order:
-        more = fillings[number].extra_bytes
+    for index in order:
+        more = fillings[index].extra_bytes
         if numbers and more and extra + more > max_host_bytes * 3 // 4:
             yield numbers
             numbers, extra = [], 0
-        numbers.append(number)
+        numbers.append(index)
         extra += more
     if numbers:
         yield numbers
 
 
-def on_host(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
+def on_host(checkpoint: Checkpoint, request: LeafRequest, job: Restorer) -> Filling:
     """Return how to restore a leaf to a value on the host."""
-    record = checkpoint.manifest.leaves[wish.leaf]
+    record = checkpoint.manifest.leaves[request.leaf]
     if not record.has_data:
-        dtype = wish.dtype
+        dtype = request.dtype
         if dtype is not None:
             return Filling([], lambda: array_of(record, dtype))
         return Filling([], lambda: plain_values.decode_value(record.kind, record.value))
     if record.kind == "per_process":
-        return _own_value(checkpoint, wish, job)
-    if wish.dtype is not None:
+        return _own_value(checkpoint, request, job)
+    if request.dtype is not None:
         shape = record.stored_shape
-        cast = Want(wish.leaf, (0,) * len(shape), empty(shape, wish.dtype))
+        cast = Want(request.leaf, (0,) * len(shape), empty(shape, request.dtype))
         return Filling([cast], lambda: cast.out)
-    wants = [whole(checkpoint, wish.leaf)]
+    wants = [whole(checkpoint, request.leaf)]
     num_bytes = wants[0].out.nbytes
     if record.kind == "key":
         return Filling(wants, lambda: _host_keys(checkpoint, record, wants[0].out))
@@ -176,26 +176,28 @@ def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any])
       UnsupportedCheckpointError: this JAX has no keys of that kind.
     """
     return _keys(
-        checkpoint.store.path, record.name, record.impl, words=list(record.words), wrap=wrap
+        checkpoint.store.path, record.name, record.impl, key_words=list(record.words), wrap=wrap
     )
 
 
-def _keys(path: str, name: str, impl: str, words: Sequence[int], wrap: Callable[[], Any]) -> Any:
+def _keys(
+    path: str, name: str, impl: str, key_words: Sequence[int], wrap: Callable[[], Any]
+) -> Any:
     try:
         return wrap()
     except (ValueError, TypeError, LookupError) as why:
         kind = f"key<{impl}>"
-        detail = f"{path}: {name}: this JAX makes no {kind} of {words} words"
+        detail = f"{path}: {name}: this JAX makes no {kind} of {key_words} words"
         raise UnsupportedCheckpointError(f"{detail}: {why}", path=path, features=(kind,)) from None
 
 
-def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
+def _host_keys(checkpoint: Checkpoint, record: LeafRecord, key_words: Array) -> Any:
     """Return PRNG keys; without JAX, their words."""
     try:
         from shoal.collectives.leaves import wrap_key
     except ImportError:
-        return words
-    return keys_of(checkpoint, record, lambda: wrap_key(words, record.impl))
+        return key_words
+    return keys_of(checkpoint, record, lambda: wrap_key(key_words, record.impl))
 
 
 def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | bytes:
@@ -207,10 +209,10 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
         raise CorruptCheckpointError(detail, path=path, leaf=record.name) from None
 
 
-def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
+def _own_value(checkpoint: Checkpoint, request: LeafRequest, job: Restorer) -> Filling:
     """Return how a process gets its per-process value, or the merge of all of them."""
-    record = checkpoint.manifest.leaves[wish.leaf]
-    places = checkpoint.values_of(wish.leaf)
+    record = checkpoint.manifest.leaves[request.leaf]
+    places = checkpoint.values_of(request.leaf)
     is_same = len(places) == job.num_processes
     if not is_same and job.merge is None:
         raise UsageError(
@@ -221,16 +223,16 @@ def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
     wants = []
     for process in chosen:
         first, size = places[process]
-        wants.append(Want(wish.leaf, (first,), np.empty(size, np.uint8)))
+        wants.append(Want(request.leaf, (first,), np.empty(size, np.uint8)))
 
     def finish() -> Any:
-        found = [
-            own_value(want.out.data, job.nodes, wish.like, record.name, checkpoint.store.path)
+        values = [
+            own_value(want.out.data, job.nodes, request.like, record.name, checkpoint.store.path)
             for want in wants
         ]
         if is_same or job.merge is None:
-            return found[0]
-        return PerProcess(job.merge([one.value for one in found]))
+            return values[0]
+        return PerProcess(job.merge([own.value for own in values]))
 
     return Filling(wants, finish, sum(want.out.nbytes for want in wants))
 
@@ -245,13 +247,17 @@ def own_value(
       UnsupportedCheckpointError: this JAX has no keys of a kind that it has.
     """
 
-    def wrap(words: Array, impl: str) -> Any:
+    def wrap(key_words: Array, impl: str) -> Any:
         try:
             from shoal.collectives.leaves import wrap_key
         except ImportError:
-            return words
+            return key_words
         return _keys(
-            path, name, impl, words=list(words.shape[-1:]), wrap=lambda: wrap_key(words, impl)
+            path,
+            name,
+            impl,
+            key_words=list(key_words.shape[-1:]),
+            wrap=lambda: wrap_key(key_words, impl),
         )
 
     try:

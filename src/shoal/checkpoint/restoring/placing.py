@@ -25,8 +25,8 @@ from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Want
 from shoal.checkpoint.planning.casting import array_of
 from shoal.checkpoint.restoring.filling import Filling, keys_of
-from shoal.checkpoint.restoring.target import Wish
-from shoal.checkpoint.restoring.ways import Geometry
+from shoal.checkpoint.restoring.read_strategy import Geometry
+from shoal.checkpoint.restoring.target import LeafRequest
 from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of
 
@@ -44,24 +44,26 @@ class DistinctBoxes(NamedTuple):
     number: dict[Key, int]  # box number of each JAX index
 
 
-def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None) -> Filling:
-    """Return how to restore a leaf to devices; `place` overrides that of the wish."""
-    record = checkpoint.manifest.leaves[wish.leaf]
-    number = wish.dtype
-    if not record.has_data and number is not None:
-        return Filling([], lambda: _everywhere(array_of(record, number), wish))
-    stored, words = dtype_of(record.dtype), record.words
-    dtype = wish.dtype or stored
-    place = wish.place if place is None else place
+def on_devices(
+    checkpoint: Checkpoint, request: LeafRequest, place: Sharding | None = None
+) -> Filling:
+    """Return how to restore a leaf to devices; `place` overrides that of the request."""
+    record = checkpoint.manifest.leaves[request.leaf]
+    dtype_of_number = request.dtype
+    if not record.has_data and dtype_of_number is not None:
+        return Filling([], lambda: _everywhere(array_of(record, dtype_of_number), request))
+    stored, key_words = dtype_of(record.dtype), record.words
+    dtype = request.dtype or stored
+    place = request.place if place is None else place
     spread = spread_of(place, record.shape, jax.process_index())
-    zeros, wants = (0,) * len(words), []
+    zeros, wants = (0,) * len(key_words), []
     for origin, extent in zip(spread.origins, spread.extents, strict=True):
-        wants.append(Want(wish.leaf, origin + zeros, empty(extent + words, dtype)))
+        wants.append(Want(request.leaf, origin + zeros, empty(extent + key_words, dtype)))
 
     def finish() -> jax.Array:
         boxes = [want.out for want in wants]
         shape, rank = record.stored_shape, len(record.shape)
-        if wish.is_free:
+        if request.is_free:
             array = _uncommitted(boxes[0], place)
         elif not boxes:
             array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=dtype)
@@ -79,14 +81,14 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
     return Filling(wants, finish, extra)
 
 
-def _everywhere(number: Array, wish: Wish) -> jax.Array:
+def _everywhere(value: Array, request: LeafRequest) -> jax.Array:
     """Return a 0-d array on devices."""
-    place = wish.place
-    if wish.is_free:
-        return _uncommitted(number, place)
+    place = request.place
+    if request.is_free:
+        return _uncommitted(value, place)
     if not spread_of(place, (), jax.process_index()).origins:
-        return jax.make_array_from_single_device_arrays((), place, [], dtype=number.dtype)
-    return jax.make_array_from_callback((), place, lambda _: number, dtype=number.dtype)
+        return jax.make_array_from_single_device_arrays((), place, [], dtype=value.dtype)
+    return jax.make_array_from_callback((), place, lambda _: value, dtype=value.dtype)
 
 
 def _uncommitted(value: Array, place: Sharding) -> jax.Array:
@@ -97,8 +99,8 @@ def _uncommitted(value: Array, place: Sharding) -> jax.Array:
     return array
 
 
-def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
-    """Return the ways to split an array along one dim over all devices of its mesh."""
+def intermediates(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
+    """Return the shardings that split an array along one dim over all devices of its mesh."""
     if not isinstance(place, NamedSharding) or memory_of(place):
         return []  # arrays in other memory kinds are read directly
     row = _row(place.mesh)
@@ -115,7 +117,7 @@ def geometry() -> Geometry:
     return Geometry(
         boxes=lambda place, shape, process: spread_of(place, shape, process)[:2],
         processes=_processes,
-        transports=transports,
+        intermediates=intermediates,
     )
 
 
@@ -139,8 +141,8 @@ def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> l
 
 def allowed() -> AbstractContextManager[Any]:
     """Allow transfers to devices, whatever JAX's transfer guard is set to."""
-    found: AbstractContextManager[Any] = jax.transfer_guard("allow")
-    return found
+    guard: AbstractContextManager[Any] = jax.transfer_guard("allow")
+    return guard
 
 
 @lru_cache(maxsize=4096)
@@ -154,8 +156,8 @@ def spread_of(place: Sharding, shape: tuple[int, ...], process: int) -> Distinct
             extent = tuple(max(stop - start, 0) for start, stop, _ in ranges)
             boxes.setdefault((origin, extent), []).append(_key(index))
     ordered = sorted(boxes)
-    number = {key: n for n, box in enumerate(ordered) for key in boxes[box]}
-    return DistinctBoxes(tuple(o for o, _ in ordered), tuple(e for _, e in ordered), number)
+    box_number = {key: n for n, box in enumerate(ordered) for key in boxes[box]}
+    return DistinctBoxes(tuple(o for o, _ in ordered), tuple(e for _, e in ordered), box_number)
 
 
 @lru_cache(maxsize=256)

@@ -10,16 +10,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from shoal.checkpoint.blocks.memory import uncollected
+from shoal.checkpoint.coordination.lead import decode_error, encode_error, failed_processes
+from shoal.checkpoint.coordination.lease import ProgressReporter
+from shoal.checkpoint.coordination.one_folder import different_folders
 from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
-from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
-from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
+from shoal.checkpoint.restoring.read_strategy import Geometry, ReadStrategy, choose
+from shoal.checkpoint.restoring.target import LeafRequest, LeafRequests, TargetLeaf, TargetOptions
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.opening import Checkpoint, deleted_meanwhile, open_checkpoint
-from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
-from shoal.checkpoint.together.lease import ProgressReporter
-from shoal.checkpoint.together.one_folder import different_folders
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
 from shoal.checkpoint.tree.names import ROOT, component
@@ -34,7 +34,7 @@ from shoal.errors import (
 )
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system import fault_points
@@ -66,7 +66,7 @@ class RestoreRequest(NamedTuple):
             f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
             f"form={self.form!r}, missing_ok={options.missing_ok}",
             f"rename={renames!r}, merge={self.merge is not None}",
-            *(one.line for one in self.wanted),
+            *(leaf.line for leaf in self.wanted),
         )
 
 
@@ -74,9 +74,9 @@ class Opened(NamedTuple):
     """An open checkpoint, and what to restore from it."""
 
     checkpoint: Checkpoint
-    wishes: Wishes
+    requests: LeafRequests
     geometry: Geometry | None  # None: nothing is placed on devices
-    ways: Ways
+    strategy: ReadStrategy
 
 
 def parse_request(store: Store, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
@@ -101,17 +101,20 @@ def open_for(request: RestoreRequest) -> Opened:
     """
     checkpoint = open_checkpoint(request.store)
     geometry = None
-    wishes = wishes_of(request, checkpoint.manifest)
-    if any(wish.place is not None for wish in wishes.wishes):
+    leaf_requests = leaf_requests_of(request, checkpoint.manifest)
+    if any(leaf_request.place is not None for leaf_request in leaf_requests.all):
         from shoal.checkpoint.restoring.placing import geometry as geometry_of_devices
 
         geometry = geometry_of_devices()
     return Opened(
-        checkpoint, wishes, geometry, choose(checkpoint, wishes.wishes, request.mode, geometry)
+        checkpoint,
+        leaf_requests,
+        geometry,
+        choose(checkpoint, leaf_requests.all, request.mode, geometry),
     )
 
 
-def wishes_of(request: RestoreRequest, manifest: Manifest) -> Wishes:
+def leaf_requests_of(request: RestoreRequest, manifest: Manifest) -> LeafRequests:
     """Match the target of a request with a checkpoint; without one, take all leaves.
 
     Raises:
@@ -129,43 +132,43 @@ class Restore:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        client: JobClient,
         request: RestoreRequest,
         call: Call,
         timeout_s: float,
         group: Group,
         lane: str,
     ) -> None:
-        self._coordinator, self._request, self._group = coordinator, request, group
+        self._client, self._request, self._group = client, request, group
         self._lane = lane
         self._call, self._timeout_s = call, timeout_s  # per wait: reading may take long
-        self._me = ThisProcess(coordinator.process, coordinator.hosts)
+        self._me = ThisProcess(client.process, client.hosts)
 
     def run(self) -> Any:
         """Run all steps."""
         opened = _tried(lambda: open_for(self._request))
         brought = opened if isinstance(opened, Exception) else _identity(opened, self._group)
-        fault_points.reach("restore.before_arrive", self._coordinator.process)
+        fault_points.reach("restore.before_arrive", self._client.process)
         answers = self._meet(self._call, brought)
         if isinstance(opened, Exception):
             raise opened  # not reached: `_meet` raises the error that it is given
         self._same(answers)
         self._refuse_other_devices(opened, answers)
-        fault_points.reach("restore.read", self._coordinator.process)
+        fault_points.reach("restore.read", self._client.process)
         values = _tried(lambda: self._read(opened, self._request.max_host_bytes))
         call = self._call._replace(spec=(opened.checkpoint.commit.attempt,))
         self._meet(call, values if isinstance(values, Exception) else b"")
         if isinstance(values, Exception):
             raise values  # not reached
         self._exchange(opened, values)
-        return built(self._request, opened.checkpoint.manifest, opened.wishes, values)
+        return built(self._request, opened.checkpoint.manifest, opened.requests, values)
 
     def _meet(self, call: Call, brought: bytes | Exception) -> Mapping[int, bytes]:
         """Exchange payloads with all processes; if one of them failed, raise its error on all."""
         problem = brought if isinstance(brought, Exception) else None
         payload = encode_error(brought) if isinstance(brought, Exception) else brought
         answers = agree(
-            self._coordinator,
+            self._client,
             call,
             payload,
             timeout_s=self._timeout_s,
@@ -192,7 +195,7 @@ class Restore:
         paths = {p: json.loads(text)["path"] for p, text in answers.items() if p not in who}
         paths |= {p: getattr(decode_error(answers[p], p, self._me), "path", path) for p in who}
         if len({*paths.values()}) > 1:
-            return different_folders(self._coordinator, "restore", paths)
+            return different_folders(self._client, "restore", paths)
         names = ", ".join(self._me.name(process) for process in who)
         return NotSharedError(
             f"{self._me}: restore({path!r}): {names} see no checkpoint there, others do\n"
@@ -229,12 +232,14 @@ class Restore:
         numbers = {json.loads(text)["number"] for text in answers.values()}
         leaves = opened.checkpoint.manifest.leaves
         problems = []
-        for wish in opened.wishes.wishes:
-            place = wish.place
+        for leaf_request in opened.requests.all:
+            place = leaf_request.place
             others = {*opened.geometry.processes(place)} - numbers if place is not None else ()
             if others:
                 detail = f"its layout has devices of {listed(others)}"
-                problems.append(f"{leaves[wish.leaf].name}: {detail}, which do not take part")
+                problems.append(
+                    f"{leaves[leaf_request.leaf].name}: {detail}, which do not take part"
+                )
         path, members = self._request.store.path, listed(self._group.members)
         raise_all(f"restore({path!r}) by {members}", problems)
 
@@ -242,13 +247,13 @@ class Restore:
         checkpoint = opened.checkpoint
         job = Restorer(self._group.place, self._group.count, self._request.merge, _nodes())
         fillings = [
-            _filling(checkpoint, wish, opened.ways.transport.get(number), job)
-            for number, wish in enumerate(opened.wishes.wishes)
+            _filling(checkpoint, leaf_request, opened.strategy.intermediate.get(index), job)
+            for index, leaf_request in enumerate(opened.requests.all)
         ]
-        num_bytes = sum(want.out.nbytes for one in fillings for want in one.wants)
+        num_bytes = sum(want.out.nbytes for filling in fillings for want in filling.wants)
         doing = f"restoring {checkpoint.store.path}"
         try:
-            reporter = ProgressReporter(self._coordinator, doing, num_bytes, lane=self._lane)
+            reporter = ProgressReporter(self._client, doing, num_bytes, lane=self._lane)
             with _allowed(opened), reporter as telling:
                 values, read_bytes = fill(checkpoint, fillings, max_host_bytes, telling.add)
         except (CorruptCheckpointError, StorageError) as error:
@@ -259,25 +264,27 @@ class Restore:
 
     def _exchange(self, opened: Opened, values: list[Any]) -> None:
         """Move the arrays that were read in file order to their final shardings."""
-        if not opened.ways.transport:
+        if not opened.strategy.intermediate:
             return
         from shoal.checkpoint.restoring.placing import exchanged
 
-        numbers = sorted(opened.ways.transport)
-        wishes = [opened.wishes.wishes[number] for number in numbers]
+        numbers = sorted(opened.strategy.intermediate)
+        leaf_requests = [opened.requests.all[index] for index in numbers]
         with _allowed(opened):
-            read = [values[number] for number in numbers]
-            arrays = exchanged(read, [wish.place for wish in wishes])
-        for number, array in zip(numbers, arrays, strict=True):
-            values[number] = array
+            read = [values[index] for index in numbers]
+            arrays = exchanged(read, [leaf_request.place for leaf_request in leaf_requests])
+        for index, array in zip(numbers, arrays, strict=True):
+            values[index] = array
 
 
-def _filling(checkpoint: Checkpoint, wish: Wish, transport: Any, job: Restorer) -> Filling:
-    if wish.place is None:
-        return on_host(checkpoint, wish, job)
+def _filling(
+    checkpoint: Checkpoint, leaf_request: LeafRequest, intermediate: Any, job: Restorer
+) -> Filling:
+    if leaf_request.place is None:
+        return on_host(checkpoint, leaf_request, job)
     from shoal.checkpoint.restoring.placing import on_devices
 
-    return on_devices(checkpoint, wish, transport)
+    return on_devices(checkpoint, leaf_request, intermediate)
 
 
 def _allowed(opened: Opened) -> AbstractContextManager[Any]:
@@ -289,33 +296,36 @@ def _allowed(opened: Opened) -> AbstractContextManager[Any]:
 
 
 def built(
-    request: RestoreRequest, manifest: Manifest, wishes: Wishes, values: Sequence[Any]
+    request: RestoreRequest, manifest: Manifest, leaf_requests: LeafRequests, values: Sequence[Any]
 ) -> Any:
     """Return the tree: the target's, or the stored one."""
     structure, nodes = manifest.tree, _nodes()
     if request.form == "flat":
-        names = [manifest.leaves[wish.leaf].name for wish in wishes.wishes]
+        names = [manifest.leaves[leaf_request.leaf].name for leaf_request in leaf_requests.all]
         return dict(zip(names, values, strict=True))
     if request.form == "dicts":
         structure = tree_nodes.as_dicts(structure)
     if request.rebuild is None:
-        return _tree(structure, wishes.wishes, values, nodes)
+        return _tree(structure, leaf_requests.all, values, nodes)
     leaves = list(request.given)
-    for number, taken in wishes.by_target.items():
-        if number not in wishes.below:
-            leaves[number] = values[taken[0]]
+    for index, taken in leaf_requests.by_target.items():
+        if index not in leaf_requests.below:
+            leaves[index] = values[taken[0]]
             continue
-        branch = _branch(structure, wishes.below[number])
-        chosen = [wishes.wishes[n] for n in taken]
-        leaves[number] = _tree(branch, chosen, [values[n] for n in taken], nodes)
+        branch = _branch(structure, leaf_requests.below[index])
+        chosen = [leaf_requests.all[n] for n in taken]
+        leaves[index] = _tree(branch, chosen, [values[n] for n in taken], nodes)
     return request.rebuild(leaves)
 
 
 def _tree(
-    structure: tree_nodes.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
+    structure: tree_nodes.Structure,
+    leaf_requests: Sequence[LeafRequest],
+    values: Sequence[Any],
+    nodes: Any,
 ) -> Any:
     """Return the tree of some leaves of a structure, in its order."""
-    numbers = [wish.leaf for wish in wishes]
+    numbers = [leaf_request.leaf for leaf_request in leaf_requests]
     if len(numbers) < tree_nodes.num_leaves(structure):
         return flatten.unflatten_tree(tree_nodes.prune(structure, numbers), values, nodes)
     leaves: Any = dict(zip(numbers, values, strict=True))  # those of a branch do not begin at 0

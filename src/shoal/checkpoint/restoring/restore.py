@@ -11,6 +11,7 @@ from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, parse_request
+from shoal.checkpoint.restoring.read_strategy import RestorePlan, plan_all
 from shoal.checkpoint.restoring.target import (
     Dtype,
     Form,
@@ -20,27 +21,26 @@ from shoal.checkpoint.restoring.target import (
     option_value,
     options_of,
 )
-from shoal.checkpoint.restoring.ways import RestorePlan, plan_all
 from shoal.checkpoint.tree.names import ROOT
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
 from shoal.runtime.system.shapes_only import shapes_only
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 
 @collective("processes")
-@verb
+@uses_client
 @interrupts_delivered
-@one_call("restore")
+@collective_scope("restore")
 def restore(
-    coordinator: Coordinator,
+    client: JobClient,
     path: Path,
     target: Any = None,
     *,
@@ -181,13 +181,13 @@ def restore(
         "only": only, "rename": rename, "missing_ok": missing_ok, "dtype": dtype, "form": form,
         "mode": mode, "max_host_bytes": max_host_bytes, "merge": merge,
     }  # fmt: skip
-    request = request_of("restore", path, target, options)
-    group = group_in(coordinator, "restore", processes)
+    request = restore_request("restore", path, target, options)
+    group = group_in(client, "restore", processes)
     if request.mode == "auto" and not (group.is_all and lane == "main"):
         # Devices might wait for processes that are dead, or run programs of another thread first.
         request = request._replace(mode="direct")
     call = Call("restore", name, callsite(), request.lines)
-    return Restore(coordinator, request, call, deadline.timeout_s, group, lane).run()
+    return Restore(client, request, call, deadline.timeout_s, group, lane).run()
 
 
 @local
@@ -218,14 +218,14 @@ def plan_restore(path: Path, target: Any = None, **options: Unpack[RestoreOption
     from shoal.runtime.process import process_count
 
     check_names("plan_restore", options)
-    request = request_of("plan_restore", path, target, options)
+    request = restore_request("plan_restore", path, target, options)
     opened = open_for(request)
-    wishes = opened.wishes.wishes
+    requests = opened.requests.all
     processes = range(process_count())
-    return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, processes)
+    return plan_all(opened.checkpoint, requests, opened.strategy, opened.geometry, processes)
 
 
-def request_of(
+def restore_request(
     operation: str, path: object, target: Any, options: RestoreOptions
 ) -> RestoreRequest:
     """Check the arguments.
@@ -249,7 +249,7 @@ def request_of(
 def _form(operation: str, form: object, request: RestoreRequest) -> str:
     chosen = option_value(operation, "form", form, get_args(Form))
     is_for_all = request.rebuild is None or (
-        [one.name for one in request.wanted] == [ROOT] and request.wanted[0].is_layout
+        [leaf.name for leaf in request.wanted] == [ROOT] and request.wanted[0].is_layout
     )
     if chosen != "tree" and not is_for_all:
         detail = (
@@ -262,8 +262,8 @@ def _form(operation: str, form: object, request: RestoreRequest) -> str:
 def _most(operation: str, max_host_bytes: object) -> int:
     if max_host_bytes is None:
         return extra_bytes(None)
-    number = integer(operation, "max_host_bytes", max_host_bytes, wanted="a number of bytes")
-    if number < BLOCK_BYTES:
+    num_bytes = integer(operation, "max_host_bytes", max_host_bytes, wanted="a number of bytes")
+    if num_bytes < BLOCK_BYTES:
         detail = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
-        raise UsageError(f"{operation}: max_host_bytes={number}: {detail}")
-    return number
+        raise UsageError(f"{operation}: max_host_bytes={num_bytes}: {detail}")
+    return num_bytes

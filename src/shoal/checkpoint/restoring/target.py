@@ -1,6 +1,6 @@
 """Match a target with a checkpoint, and explain what it lacks. Without JAX.
 
-A *wish* is a leaf to restore. All mismatches are reported at once, before anything is read.
+A `LeafRequest` is a leaf to restore. All mismatches are reported at once, before anything is read.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class TargetOptions(NamedTuple):
             return lines
         nodes = {node for name in names for node in _prefixes(name)} | {""}
         used = {governing(self.rename, name) for name in names}
-        for number, prefix in enumerate(sorted(self.rename.keys() - used)):
+        for index, prefix in enumerate(sorted(self.rename.keys() - used)):
             detail = f"longer prefixes take all leaves below {prefix!r}"
             if prefix not in nodes:
                 detail = f"no leaf of the target is {prefix!r}, or below it"
-                detail += nearest(prefix, sorted(nodes)) if number < _MOST_GUESSED else ""
+                detail += nearest(prefix, sorted(nodes)) if index < _MOST_GUESSED else ""
             lines.append(f"rename={{{prefix!r}: {self.rename[prefix]!r}}}: {detail}")
         return lines
 
@@ -125,7 +125,7 @@ def _top(name: str, above: Collection[str]) -> str:
     >>> _top("opt/0/mu", {"opt", "params"})
     'opt/0'
     """
-    return next((one for one in _prefixes(name) if one not in above), name)
+    return next((node for node in _prefixes(name) if node not in above), name)
 
 
 class TargetLeaf(NamedTuple):
@@ -156,7 +156,7 @@ class TargetLeaf(NamedTuple):
         return SpecLine(path=self.name, dtype=str(kind), shape=f"[{dims}]", layout=self.text).packed
 
 
-class Wish(NamedTuple):
+class LeafRequest(NamedTuple):
     """A leaf to restore."""
 
     leaf: int  # its number in the manifest
@@ -175,12 +175,12 @@ class Fit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LeafRequests:
     """All leaves to restore, and where they belong in the target."""
 
-    wishes: tuple[Wish, ...]
+    all: tuple[LeafRequest, ...]
     by_target: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """For each leaf of the target that is restored, its wishes: several for a whole subtree."""
+    """For each restored leaf of the target, its requests in `all`: several for subtrees."""
     below: Mapping[int, str] = field(default_factory=dict)
     """The leaves of the target that stand for a subtree, and its name in the checkpoint."""
 
@@ -199,14 +199,14 @@ def options_of(operation: str, options: RestoreOptions, *, has_target: bool) -> 
         if not isinstance(only, Iterable):
             raise UsageTypeError(f"{operation}: only={only!r} must be patterns such as 'params/**'")
         only = tuple(only)
-        if not all(isinstance(one, str) and one for one in only):
+        if not all(isinstance(pattern, str) and pattern for pattern in only):
             raise UsageTypeError(f"{operation}: only={only!r} must be patterns such as 'params/**'")
         only = tuple(sorted(only))  # the order of a set differs between processes
     if rename is not None and not has_target:
         raise UsageError(f"{operation}: rename= maps names of a target, but no target was given")
     if isinstance(rename, Mapping):
         rename = dict(rename)
-        if not all(isinstance(one, str) for pair in rename.items() for one in pair):
+        if not all(isinstance(name, str) for pair in rename.items() for name in pair):
             raise UsageTypeError(f"{operation}: rename= must map prefixes of names to others")
     elif rename is not None and not callable(rename):
         raise UsageTypeError(f"{operation}: rename={rename!r} must be a mapping or a function")
@@ -222,9 +222,9 @@ def option_value(operation: str, name: str, value: object, known: Sequence[str])
       UsageError: it is not one of the known values.
     """
     if not isinstance(value, str) or value not in known:
-        words = ", ".join(map(repr, known))
+        options = ", ".join(map(repr, known))
         raise UsageError(
-            f"{operation}: {name}={value!r} is not one of {words}{nearest(value, known)}"
+            f"{operation}: {name}={value!r} is not one of {options}{nearest(value, known)}"
         )
     return value
 
@@ -233,14 +233,14 @@ def check_names(operation: str, options: Iterable[str]) -> None:
     """Raise a TypeError, as Python does, for an unknown option."""
     for name in options:
         if name not in OPTIONS:
-            words = ", ".join(OPTIONS)
+            names = ", ".join(OPTIONS)
             raise UsageTypeError(
-                f"{operation}: there is no {name}=, but {words}{nearest(name, OPTIONS)}"
+                f"{operation}: there is no {name}=, but {names}{nearest(name, OPTIONS)}"
             )
 
 
-def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
-    """Return wishes for all leaves that `only` takes, as stored, on the host.
+def all_of(manifest: Manifest, options: TargetOptions) -> LeafRequests:
+    """Return requests for all leaves that `only` takes, as stored, on the host.
 
     Raises:
       RestoreMismatchError: one of its patterns takes none.
@@ -252,8 +252,8 @@ def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
     problems = options.idle(selection, ())
     if problems:
         raise mismatch(problems)
-    taken = [number for number, name in enumerate(names) if name in selection.names]
-    return Wishes(tuple(Wish(number, None, None) for number in taken))
+    taken = [index for index, name in enumerate(names) if name in selection.names]
+    return LeafRequests(tuple(LeafRequest(index, None, None) for index in taken))
 
 
 def match(
@@ -261,7 +261,7 @@ def match(
     target: Sequence[TargetLeaf],
     options: TargetOptions,
     fit: Callable[[TargetLeaf, LeafRecord, np.dtype[Any] | None], Fit],
-) -> Wishes:
+) -> LeafRequests:
     """Find each leaf of a target in the checkpoint.
 
     Args:
@@ -271,10 +271,10 @@ def match(
       RestoreMismatchError: leaves are missing, unexpected, or do not fit; names all.
     """
     matching = _Matching(manifest, options, fit, target)
-    for number, one in enumerate(target):
-        matching.find(number, one)
+    for index, leaf in enumerate(target):
+        matching.find(index, leaf)
     matching.finish()
-    return Wishes(tuple(matching.wishes), matching.by_target, matching.below)
+    return LeafRequests(tuple(matching.requests), matching.by_target, matching.below)
 
 
 class _Matching:
@@ -289,8 +289,8 @@ class _Matching:
     ) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
         self.branches = branch_names(manifest.tree)
-        self.number_of = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
-        self.wishes: list[Wish] = []
+        self.number_of = {leaf.name: index for index, leaf in enumerate(manifest.leaves)}
+        self.requests: list[LeafRequest] = []
         self.by_target: dict[int, tuple[int, ...]] = {}
         self.below: dict[int, str] = {}
         self.problems: list[str] = []
@@ -298,14 +298,14 @@ class _Matching:
         self.wrong_kind: list[str] = []  # None or a PerProcess on one side only
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
 
-        self.names = [one.name for one in target]
+        self.names = [leaf.name for leaf in target]
         self.stored = [options.stored_name(name) for name in self.names]
         self.found = list(map(self._found, target, self.stored))
-        self.used = {leaf for found in self.found for leaf in found.values()}
+        self.used = {leaf for matches in self.found for leaf in matches.values()}
         others = self._others()
         own: list[str] = []  # for a leaf that stands for a subtree, the leaves found there
-        for name, found in zip(self.names, self.found, strict=True):
-            own += [*found] or [name]
+        for name, matches in zip(self.names, self.found, strict=True):
+            own += [*matches] or [name]
         self.selection = options.selection(own, others)
         self.known = {*own, *others}
         self.kinds["unexpected"] = [name for name in others if name in self.selection.names]
@@ -319,8 +319,8 @@ class _Matching:
         start = "" if stored == ROOT else f"{stored}/"
         before = "" if target.name == ROOT else f"{target.name}/"
         return {
-            before + name[len(start) :]: number
-            for name, number in self.number_of.items()
+            before + name[len(start) :]: index
+            for name, index in self.number_of.items()
             if name.startswith(start)
         }
 
@@ -332,31 +332,31 @@ class _Matching:
         spare = (leaf.name for n, leaf in enumerate(self.leaves) if n not in self.used)
         return [name for name in spare if name not in back]
 
-    def find(self, number: int, target: TargetLeaf) -> None:
+    def find(self, index: int, target: TargetLeaf) -> None:
         """Take the leaves of one leaf of the target that `only` takes."""
-        stored, found = self.stored[number], self.found[number]
+        stored, matches = self.stored[index], self.found[index]
         is_whole = target.name in self.selection.names
-        if stored in self.number_of and target.name in found:
+        if stored in self.number_of and target.name in matches:
             if is_whole:
-                self._take(number, target, [*found.values()])
+                self._take(index, target, [*matches.values()])
             return
         is_empty = target.is_layout and stored in self.branches  # a node without leaves
-        if found or is_empty:
-            taken = [leaf for name, leaf in found.items() if name in self.selection.names]
-            if taken or not found:
-                self.below[number] = stored
-                self._take(number, target, taken)
+        if matches or is_empty:
+            taken = [leaf for name, leaf in matches.items() if name in self.selection.names]
+            if taken or not matches:
+                self.below[index] = stored
+                self._take(index, target, taken)
         elif is_whole:
             detail = Missing(target.name, stored, target.shape, target.is_layout, target.hint)
             self.missing.append(detail)
 
-    def _take(self, number: int, target: TargetLeaf, leaves: Sequence[int]) -> None:
-        first = len(self.wishes)
+    def _take(self, index: int, target: TargetLeaf, leaves: Sequence[int]) -> None:
+        first = len(self.requests)
         for leaf in leaves:
-            self.wishes.append(self._wish(target, leaf))
-        self.by_target[number] = tuple(range(first, len(self.wishes)))
+            self.requests.append(self._request(target, leaf))
+        self.by_target[index] = tuple(range(first, len(self.requests)))
 
-    def _wish(self, target: TargetLeaf, leaf: int) -> Wish:
+    def _request(self, target: TargetLeaf, leaf: int) -> LeafRequest:
         record = self.leaves[leaf]
         if record.kind not in HELD:
             name = self.options.stored_name(target.name)  # otherwise it stands for a subtree
@@ -367,19 +367,19 @@ class _Matching:
             if target.is_array:
                 return self._number(target, leaf)
             self._same_kind(target, record)
-            return Wish(leaf, None, None, target.own)
+            return LeafRequest(leaf, None, None, target.own)
         self._same_kind(target, record)
         if self._is_no_target(target, record):
-            return Wish(leaf, None, None)
+            return LeafRequest(leaf, None, None)
         if target.shape is not None and target.shape != record.shape:
             detail = f"has shape {record.shape} as saved, not {target.shape}"
             self._wrong("wrong_shape", target, detail)
-            return Wish(leaf, None, None)
+            return LeafRequest(leaf, None, None)
         dtype = self._dtype(target, record)
         fit = self._fit(target, record, dtype)
         stored = dtype_of(record.dtype)
         is_kept = dtype is None or dtype == stored  # `in (None,)` would be true of float64
-        return Wish(leaf, fit.place, None if is_kept else dtype, is_free=fit.is_free)
+        return LeafRequest(leaf, fit.place, None if is_kept else dtype, is_free=fit.is_free)
 
     def _is_no_target(self, target: TargetLeaf, record: LeafRecord) -> bool:
         """Report a leaf of the target that stands for no array, such as a device.
@@ -416,15 +416,15 @@ class _Matching:
         self._wrong("wrong_dtype", target, detail)
         self.wrong_kind.append(target.name)
 
-    def _number(self, target: TargetLeaf, leaf: int) -> Wish:
-        """Return the wish for an array where a number was saved, such as a step."""
+    def _number(self, target: TargetLeaf, leaf: int) -> LeafRequest:
+        """Return the request for an array where a number was saved, such as a step."""
         record, dtype = self.leaves[leaf], target.dtype
         kind, detail = wrong_number(record, target.shape or (), dtype, self.options.dtype)
         if kind:
             self._wrong(kind, target, detail)
-            return Wish(leaf, None, None)
+            return LeafRequest(leaf, None, None)
         fit = self._fit(target, record, dtype)
-        return Wish(leaf, fit.place, dtype, is_free=fit.is_free)
+        return LeafRequest(leaf, fit.place, dtype, is_free=fit.is_free)
 
     def _fit(self, target: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fit:
         fit = self.fit(target, record, dtype)
@@ -468,7 +468,7 @@ class _Matching:
 
     def _unmatched(self) -> Unmatched:
         """Describe leaves that only the target or only the checkpoint has."""
-        options, missing = self.options, {one.name for one in self.missing}
+        options, missing = self.options, {leaf.name for leaf in self.missing}
         spare = [leaf for n, leaf in enumerate(self.leaves) if n not in self.used]
         shapes = {leaf.name: leaf.shape for leaf in spare}
         dtypes = {leaf.name: leaf.dtype or leaf.kind for leaf in spare}
@@ -482,13 +482,13 @@ class _Matching:
 
     def finish(self) -> None:
         """Raise if there are any problems."""
-        one = self._unmatched()
-        self.problems += one.lines
+        unmatched = self._unmatched()
+        self.problems += unmatched.lines
         self.problems += self.options.idle(self.selection, self.names)
         if self.problems:
-            kept = [*one.missing, *self.wrong_kind]
-            is_common = len(one.unexpected) > 1 or (kept and self.options.is_word(self.known))
-            remedy = self._in_both(one, kept) if is_common else self._keeping(kept)
+            kept = [*unmatched.missing, *self.wrong_kind]
+            is_common = len(unmatched.unexpected) > 1 or (kept and self.options.is_word(self.known))
+            remedy = self._in_both(unmatched, kept) if is_common else self._keeping(kept)
             missing = [leaf.name for leaf in self.missing]
             raise mismatch(self.problems, remedy, missing=missing, **self.kinds)
 
@@ -501,7 +501,7 @@ class _Matching:
         word = ""
         if is_whole and _WORD not in self.known:
             word = f"only={_WORD!r}"
-        above = {one for name in self.known - both for one in _prefixes(name)}
+        above = {node for name in self.known - both for node in _prefixes(name)}
         tops = dict.fromkeys(_top(name, above) for name in sorted(both))
         only = [top if top in both else f"{escaped(top)}/**" for top in tops]
         text = f"only={only[0]!r}" if len(only) == 1 else f"only={only!r}"
@@ -516,7 +516,7 @@ class _Matching:
         if not names or ROOT in names or kept is None:
             return ""
         own = {*self.names}
-        above = {one for name in own.difference(names) for one in _prefixes(name)}
+        above = {node for name in own.difference(names) for node in _prefixes(name)}
         tops = dict.fromkeys(_top(name, above) for name in names)
         known = own.union(self.number_of)
         out = [leaving_out(top, known) if top in own else f"!{escaped(top)}/**" for top in tops]
@@ -599,16 +599,16 @@ def problem_lines(
     if any(stored_name(whole, name) != stored_name(rename or {}, name) for name in found):
         pairs, taken = {}, {}
     lines = _renamed(pairs, taken, whole, spare)
-    left = [one for one in missing if one.name not in taken]
+    left = [leaf for leaf in missing if leaf.name not in taken]
     used = {name for names in taken.values() for name in names}
     unexpected = [name for name in spare.unexpected if name not in used]
     hints = _hints(left, unexpected or spare.all_names, spare)
-    for one in left:
-        where = f" (as {one.stored})" if one.stored != one.name else ""
-        hint = hints.get(one.name, "")
-        lines.append(f"{one.name}: is not in the checkpoint{where}{hint}")
-    lines += _unexpected(unexpected, {*found, *(one.name for one in missing)}, spare)
-    return Unmatched(lines, [one.name for one in left], unexpected)
+    for leaf in left:
+        where = f" (as {leaf.stored})" if leaf.stored != leaf.name else ""
+        hint = hints.get(leaf.name, "")
+        lines.append(f"{leaf.name}: is not in the checkpoint{where}{hint}")
+    lines += _unexpected(unexpected, {*found, *(leaf.name for leaf in missing)}, spare)
+    return Unmatched(lines, [leaf.name for leaf in left], unexpected)
 
 
 def _hints(missing: Sequence[Missing], names: Sequence[str], spare: Spare) -> dict[str, str]:
@@ -620,9 +620,9 @@ def _hints(missing: Sequence[Missing], names: Sequence[str], spare: Spare) -> di
     if len(missing) <= _MOST_GUESSED:
         known = names[:_MOST_COMPARED]
         above = sorted({node for name in known for node in _prefixes(name)[:-1]})
-        near = {one.name: _hint(one, known, above, spare) for one in missing}
+        near = {leaf.name: _hint(leaf, known, above, spare) for leaf in missing}
     uses = Counter(near.values())
-    own = {one.name: f": {one.hint}" for one in missing if one.hint}
+    own = {leaf.name: f": {leaf.hint}" for leaf in missing if leaf.hint}
     return {name: hint for name, hint in near.items() if uses[hint] == 1} | own
 
 
@@ -633,34 +633,34 @@ def _unexpected(names: Sequence[str], target: Collection[str], spare: Spare) -> 
         (name,) = names
         only = leaving_out(name, {*target, *spare.all_names})
         return [f"{name}: is {detail}; only={only!r} leaves it out"]
-    above = {one for name in target for one in _prefixes(name)}
+    above = {node for name in target for node in _prefixes(name)}
     below: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         below[_top(name, above)].append(name)
     lines = []
-    for top, found in below.items():
-        if len(found) == 1:
-            lines.append(f"{found[0]}: is {detail}")
+    for top, leaves in below.items():
+        if len(leaves) == 1:
+            lines.append(f"{leaves[0]}: is {detail}")
         else:
-            lines.append(f"{top}: {len(found)} leaves are {detail}")
+            lines.append(f"{top}: {len(leaves)} leaves are {detail}")
     return lines
 
 
-def _hint(one: Missing, known: Sequence[str], above: Sequence[str], spare: Spare) -> str:
+def _hint(leaf: Missing, known: Sequence[str], above: Sequence[str], spare: Spare) -> str:
     """Return which leaf of the checkpoint may be meant; "" where several may be.
 
     Of two moments of an optimizer the nearer name may be the wrong one.
     """
-    fitting = [name for name in known if one.shape in (None, spare.shapes.get(name))]
-    last = one.stored.rpartition("/")[2]
+    fitting = [name for name in known if leaf.shape in (None, spare.shapes.get(name))]
+    last = leaf.stored.rpartition("/")[2]
     if sum(name.rpartition("/")[2] == last for name in fitting) > 1:
         return ""
-    return nearest(one.stored, [*fitting, *(above if one.is_layout else ())])
+    return nearest(leaf.stored, [*fitting, *(above if leaf.is_layout else ())])
 
 
 def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:
     """Return which prefixes have other names in the checkpoint."""
-    pairs = renames({one.name: one.shape for one in missing}, spare.shapes, found)
+    pairs = renames({leaf.name: leaf.shape for leaf in missing}, spare.shapes, found)
     if not pairs and len(missing) == 1 and missing[0].is_layout:
         tops = subtrees(spare.shapes, spare.all_names)
         if len(tops) == 1:  # a layout does not show the leaves below it
@@ -673,13 +673,13 @@ def _taken(
 ) -> dict[str, list[str]]:
     """Return the leaves of the checkpoint that each leaf of the target would use."""
     taken = {}
-    for one in missing:
-        new = stored_name(one.name)
+    for leaf in missing:
+        new = stored_name(leaf.name)
         below = [new] if new in spare.shapes else []
-        if one.is_layout and not below:
+        if leaf.is_layout and not below:
             below = [name for name in spare.shapes if name.startswith(f"{new}/")]
         if below:
-            taken[one.name] = below
+            taken[leaf.name] = below
     return taken
 
 

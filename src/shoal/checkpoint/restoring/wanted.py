@@ -78,20 +78,20 @@ def target_of(target: Any) -> Target:
         if why:
             raise UsageTypeError(f"restore: target: {why}")
         return Target([_target_leaf(ROOT, target)], [target], _first)
-    found, _ = flatten.flatten_tree(
+    pairs, _ = flatten.flatten_tree(
         target, JaxNodes(), is_leaf=is_placement, operation="restore: target"
     )
     problems: list[str] = []
     leaves = []
-    for path, value in found:
+    for path, value in pairs:
         name = name_of(path)
         try:
             leaves.append(_target_leaf(name, value))
         except UsageError as error:
-            problems += [f"{name}: {one}" for one in error.problems]
+            problems += [f"{name}: {problem}" for problem in error.problems]
     raise_all("restore: target", problems)
     rebuild = partial(flatten.refilled, target, nodes=JaxNodes(), is_leaf=is_placement)
-    return Target(leaves, [value for _, value in found], rebuild)
+    return Target(leaves, [value for _, value in pairs], rebuild)
 
 
 def _first(leaves: Iterable[Any]) -> Any:
@@ -316,14 +316,14 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
         problems: list[str] = []
         must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), layout), problems)
         if problems:
-            raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
+            raise UsageError("; ".join(problem.removeprefix(": ") for problem in problems))
         return given if isinstance(given, NamedSharding) else sharding_of(given)
-    found: Sharding = given
+    sharding: Sharding = given
     try:
-        found.shard_shape(shape)
+        sharding.shard_shape(shape)
     except (ValueError, TypeError, IndexError) as error:
-        raise UsageError(f"{found} does not fit {shape}: {error}") from None
-    return found
+        raise UsageError(f"{sharding} does not fit {shape}: {error}") from None
+    return sharding
 
 
 @lru_cache(maxsize=4096)
@@ -335,7 +335,7 @@ def _text(given: Any) -> str:
         return f"replicated on {mesh_of('restore', given).text}"
     if isinstance(given, PartitionSpec):
         return str(given)
-    if jax.process_count() > 1 and len({one.process_index for one in given.device_set}) == 1:
+    if jax.process_count() > 1 and len({device.process_index for device in given.device_set}) == 1:
         return "on devices of one process"  # each its own, or all the same: reads are independent
     try:
         layout = layout_of_sharding(given, len(getattr(given, "spec", ())))

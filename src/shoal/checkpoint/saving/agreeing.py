@@ -14,17 +14,17 @@ from shoal.checkpoint.saving.request import Request, state_lines
 from shoal.checkpoint.saving.save_members import SaveAttempt, SaveMembers
 from shoal.checkpoint.saving.state import State, among, own_of, read_state, refuse_device_axis
 from shoal.checkpoint.store import saved_steps
-from shoal.checkpoint.store.interface import Store, taken
+from shoal.checkpoint.store.interface import Store, already_committed
 from shoal.checkpoint.store.step_names import new_attempt
 from shoal.errors import StorageFullError, UsageError, raise_all
 from shoal.runtime.client.group import group_in
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.failures.process_text import listed
 from shoal.runtime.system import fault_points
 
 
 def agree_on(
-    coordinator: Coordinator,
+    client: JobClient,
     request: Request,
     tree: Any,
     processes: Iterable[int] | None,
@@ -45,20 +45,20 @@ def agree_on(
       StepAlreadyCommittedError, StorageError, …: on all, if raised on any.
       UsageError: on this process: leaves cannot be saved, or `processes` is wrong.
     """
-    state = read_state(tree, coordinator.num_processes, request.operation)
-    group = group_in(coordinator, request.operation, processes)
+    state = read_state(tree, client.num_processes, request.operation)
+    group = group_in(client, request.operation, processes)
     if group.count > 1:
         refuse_device_axis(state, request.operation)
-    members = SaveMembers(coordinator, request, group)
+    members = SaveMembers(client, request, group)
     fault_points.reach("save.preflight", members.process)
     numbers = _numbers(members, state)
     with members.agreement(state_lines(state, request.options.lines, group.count)) as exchange:
-        number, own = _share(members, state, numbers)
+        holder, own = _share(members, state, numbers)
         answer: dict[str, Any] = {"path": request.store.path, "bytes": bytes_needed(own)}
         if members.is_lead:
             answer["attempt"] = new_attempt()
-        if number != members.process:
-            answer["number"] = number
+        if holder != members.process:
+            answer["number"] = holder
         answer |= store_answer(request, is_lead=members.is_lead)
         request.check(state)
         exchange.payload = json.dumps(answer).encode()
@@ -84,8 +84,8 @@ def _numbers(members: SaveMembers, state: State) -> list[int] | None:
     group = members.group
     if group.is_all:
         return None
-    number = jax.process_index() if state.is_spread else group.process
-    answers = members.agree(("the processes that save",), str(number).encode())
+    holder = jax.process_index() if state.is_spread else group.process
+    answers = members.agree(("the processes that save",), str(holder).encode())
     numbers = [int(answers[member]) for member in group.members]
     if len({*numbers}) < len(numbers):
         _refuse_numbers(members.request.operation, numbers)
@@ -102,10 +102,10 @@ def _share(
     """
     group, process = members.group, members.process
     if numbers is None:
-        number = process
+        holder = process
         if state.is_spread and group.count > 1:
-            number = jax.process_index()
-        return number, own_of(state, number, process, group.count)
+            holder = jax.process_index()
+        return holder, own_of(state, holder, process, group.count)
     held, lost = among(state, numbers)
     operation = f"{members.request.operation} by {listed(group.members)}"
     raise_all(operation, [f"{what}; leave it out" for what in lost])
@@ -160,7 +160,7 @@ def store_answer(request: Request, *, is_lead: bool) -> dict[str, Any]:
     if not overwrites:
         commit = store.standing() if replaces else store.committed()
         if commit is not None and commit.attempt != replaces:
-            raise taken(store.path, commit, replaces)
+            raise already_committed(store.path, commit, replaces)
     saved_steps.check_single(store)
     if overwrites and is_lead:
         replaces = saved_steps.make_way(store, idle_s=request.lease_s)

@@ -15,7 +15,7 @@ from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request
 from shoal.errors import DeadlineError, UsageError
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.startup.membership import SAVES
 from shoal.runtime.system.interrupts import interrupts_delivered
 
@@ -98,7 +98,7 @@ class Saving:
 
 @interrupts_delivered
 def start_save(
-    coordinator: Coordinator,
+    client: JobClient,
     request: Request,
     tree: Any,
     processes: Iterable[int] | None = None,
@@ -120,14 +120,14 @@ def start_save(
     Raises:
       What `save` raises before anything is written.
     """
-    attempt, state, own = agree_on(coordinator, request, tree, processes, own_lane=True)
+    attempt, state, own = agree_on(client, request, tree, processes, own_lane=True)
     group = attempt.members.group
-    with coordinator.call("save", attempt.lane, group.named):  # if left, no thread follows
+    with client.call("save", attempt.lane, group.named):  # if left, no thread follows
         taken = snapshot(attempt, state, own, arena)
 
     def work() -> None:
         try:
-            with coordinator.call("save", attempt.lane, group.named, ends_lane=True):
+            with client.call("save", attempt.lane, group.named, ends_lane=True):
                 commit = complete(attempt, taken)
         except BaseException:
             on_failed()

@@ -56,7 +56,7 @@ def words_here(leaf: StateLeaf) -> list[tuple[Box, Array]]:
         whole = np.asarray(leaf.value)
         return [(Box((0,) * whole.ndim, whole.shape), whole)]
     data = _data(leaf)
-    return [(held.box, words_of(one)) for held, one in zip(leaf.here, data, strict=True)]
+    return [(held.box, words_of(array)) for held, array in zip(leaf.here, data, strict=True)]
 
 
 Cut = tuple[Any, ...]

@@ -30,6 +30,7 @@ import numpy as np
 from shoal.checkpoint.blocks.image import FileImage
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.writer import write_files
+from shoal.checkpoint.coordination.lease import LeaseKeeper
 from shoal.checkpoint.format.json_files import decode_commit, encode_commit
 from shoal.checkpoint.format.records import Chunks, Commit, FileRecord, Manifest, Part
 from shoal.checkpoint.planning.file_layout import lay_out
@@ -39,8 +40,7 @@ from shoal.checkpoint.saving.file_images import images_of, start_copies
 from shoal.checkpoint.saving.request import manifest_of
 from shoal.checkpoint.saving.save_members import MeetingFailed, SaveAttempt
 from shoal.checkpoint.saving.state import State
-from shoal.checkpoint.store.interface import ended
-from shoal.checkpoint.together.lease import LeaseKeeper
+from shoal.checkpoint.store.interface import ended_error
 from shoal.errors import StorageError
 from shoal.runtime.preemption import note_commit
 from shoal.runtime.system import fault_points, progress_file
@@ -113,14 +113,14 @@ def complete(attempt: SaveAttempt, taken: Future[Snapshot]) -> Commit:
             save_members.try_abandon(attempt)
         raise
     fault_points.reach("save.announced", members.process)
-    note_commit(members.coordinator, members.request.options.step)
+    note_commit(members.client, members.request.options.step)
     return commit
 
 
 def _beat(attempt: SaveAttempt) -> LeaseKeeper:
     members = attempt.members
     return LeaseKeeper(
-        members.coordinator,
+        members.client,
         attempt.store,
         attempt.id,
         lease_s=members.request.lease_s,
@@ -153,9 +153,9 @@ def _run(attempt: SaveAttempt, taken: Future[Snapshot], beat: LeaseKeeper) -> Co
 
 
 def _open(attempt: SaveAttempt, manifest: Manifest) -> None:
-    coordinator, process = attempt.members.coordinator, attempt.members.process
+    client, process = attempt.members.client, attempt.members.process
     fault_points.reach("save.open", process)
-    owner = {"host": coordinator.hosts[process], "pid": os.getpid(), "began": time.time()}
+    owner = {"host": client.hosts[process], "pid": os.getpid(), "began": time.time()}
     if attempt.replaces:
         owner["replaces"] = attempt.replaces
     attempt.store.begin(manifest, owner)
@@ -166,7 +166,7 @@ def _see(attempt: SaveAttempt) -> None:
     if attempt.store.is_open(attempt.id):
         return
     if attempt.members.is_lead:
-        raise ended(attempt.store.path, attempt.id, "open")
+        raise ended_error(attempt.store.path, attempt.id, "open")
     raise attempt.not_shared((attempt.members.process,))
 
 
@@ -178,7 +178,7 @@ def _write(attempt: SaveAttempt, files: Snapshot, beat: LeaseKeeper) -> None:
     except OSError as error:
         if store.is_open(attempt.id):
             raise
-        raise ended(store.path, attempt.id, "write") from error
+        raise ended_error(store.path, attempt.id, "write") from error
     records = tuple(FileRecord(image.name, image.num_bytes, group.place) for image in files.images)
     files.images.clear()
     fault_points.reach("save.written", process)

@@ -100,11 +100,11 @@ def manifest_of(request: Request, state: State, attempt: str, num_processes: int
 @lru_cache(maxsize=1)
 def _versions() -> tuple[tuple[str, str], ...]:
     """Return the versions of the libraries that save."""
-    found = []
+    versions = []
     for name in ("shoal", "numpy", "jax"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append((name, metadata.version(name)))
-    return tuple(found)
+            versions.append((name, metadata.version(name)))
+    return tuple(versions)
 
 
 # ---- The lines that must be equal on all processes before they save, one for each leaf.
@@ -181,7 +181,7 @@ def _value(leaf: StateLeaf) -> str:
 
 def _digest(leaf: StateLeaf) -> str:
     """Return a digest of a value that is whole on this host, whatever its layout."""
-    pieces = [(box.origin, words) for box, words in words_here(leaf)]
+    pieces = [(box.origin, piece) for box, piece in words_here(leaf)]
     shape = leaf.record.stored_shape
     dtype = dtypes.dtype_of(leaf.record.dtype)
     if math.prod(shape) * dtype.itemsize > _SMALL_BYTES:
@@ -189,9 +189,9 @@ def _digest(leaf: StateLeaf) -> str:
     if len(pieces) == 1:
         return content_digest(_bytes(pieces[0][1])).hex()
     whole: Array = np.empty(shape, dtype)
-    for origin, words in pieces:
-        where = tuple(slice(a, a + n) for a, n in zip(origin, words.shape, strict=True))
-        whole[where] = words
+    for origin, piece in pieces:
+        where = tuple(slice(a, a + n) for a, n in zip(origin, piece.shape, strict=True))
+        whole[where] = piece
     return content_digest(_bytes(whole)).hex()
 
 

@@ -17,18 +17,18 @@ from shoal.checkpoint.saving.request import Request, SaveOptions, Waits
 from shoal.checkpoint.store.step_names import step_at
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
-from shoal.runtime.verb import verb
+from shoal.runtime.uses_client import uses_client
 
 
 @collective("processes")
-@verb
-@one_call("save")
+@uses_client
+@collective_scope("save")
 def save(
-    coordinator: Coordinator,
+    client: JobClient,
     path: Path,
     tree: Any,
     *,
@@ -97,18 +97,18 @@ def save(
     """
     from shoal.runtime.preemption import failure_noted, note_kept
 
-    with failure_noted(coordinator, str(path), step) as number:
-        request = request_of(
+    with failure_noted(client, str(path), step) as number:
+        request = save_request(
             path, step=step, user=user, metrics=metrics, overwrite=overwrite, name=name,
             timeout_s=timeout_s, lane=lane,
         )  # fmt: skip
-        write_tree(coordinator, request, tree, processes)
-    note_kept(coordinator, str(path), number)
+        write_tree(client, request, tree, processes)
+    note_kept(client, str(path), number)
 
 
 @interrupts_delivered
 def write_tree(
-    coordinator: Coordinator,
+    client: JobClient,
     request: Request,
     tree: Any,
     processes: Iterable[int] | None = None,
@@ -120,11 +120,11 @@ def write_tree(
     Args:
       arena: memory to copy the values to first.
     """
-    attempt, state, own = agree_on(coordinator, request, tree, processes)
+    attempt, state, own = agree_on(client, request, tree, processes)
     complete(attempt, snapshot(attempt, state, own, arena))
 
 
-def request_of(
+def save_request(
     path: object,
     *,
     step: int | None = None,

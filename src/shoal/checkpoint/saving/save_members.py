@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.checkpoint.coordination.lead import decode_error, encode_error, failed_processes
+from shoal.checkpoint.coordination.one_folder import different_folders
 from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.request import Request
 from shoal.checkpoint.store.interface import Store
-from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
-from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
     CheckpointError,
     DeadlineError,
@@ -31,7 +31,7 @@ from shoal.errors import (
 )
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.failures.exception_text import peers_named
 from shoal.runtime.failures.process_text import listed
@@ -51,14 +51,14 @@ class Exchange:
 class SaveMembers:
     """The processes of one save, as seen by one of them."""
 
-    coordinator: Coordinator
+    client: JobClient
     request: Request
     group: Group
 
     @property
     def process(self) -> int:
         """The number of this process."""
-        return self.coordinator.process
+        return self.client.process
 
     @property
     def is_lead(self) -> bool:
@@ -76,7 +76,7 @@ class SaveMembers:
         call = Call("save", request.name, request.site, lines)
         try:
             return agree(
-                self.coordinator,
+                self.client,
                 call,
                 payload,
                 timeout_s=request.waits.left_s,
@@ -113,7 +113,7 @@ class SaveMembers:
         who = failed_processes(answers)
         if not who:
             return
-        me = ThisProcess(self.process, self.coordinator.hosts)
+        me = ThisProcess(self.process, self.client.hosts)
         error = decode_error(answers[who[0]], who[0], me)
         if problem is not None and who[0] == self.process:
             if len(answers) == 1 or isinstance(error, PeerFailedError):
@@ -126,8 +126,8 @@ class SaveMembers:
         self, phase: str, cause: ShoalError, doubt: Exception | None = None
     ) -> SaveAbortedError:
         """Return the SaveAbortedError; `doubt`: why the attempt is not known to have ended."""
-        coordinator, request = self.coordinator, self.request
-        me = ThisProcess(coordinator.process, coordinator.hosts)
+        client, request = self.client, self.request
+        me = ThisProcess(client.process, client.hosts)
         blamed = _blamed(cause)
         who = ": "
         if blamed:
@@ -163,9 +163,9 @@ def _absent(cause: ShoalError, me: int) -> tuple[int, ...]:
 def _blamed(cause: ShoalError) -> tuple[int, ...]:
     """Return the processes that caused an error."""
     for name in ("lost", "failed", "missing"):
-        found = getattr(cause, name, ())
-        if found:
-            return tuple(sorted(found))
+        processes = getattr(cause, name, ())
+        if processes:
+            return tuple(sorted(processes))
     return ()
 
 
@@ -209,7 +209,7 @@ class SaveAttempt:
             problem, exchange.payload = error, encode_error(error)
         # Reports show the user's call; its part is compared, and not shown.
         part = Fingerprint(site="", digest="", text=f"{self.id} {point}")
-        at = Point(
+        rendezvous = Point(
             name="save",
             group=members.group.named,
             lane=self.lane,
@@ -218,8 +218,8 @@ class SaveAttempt:
             fingerprint=part,
         )
         try:
-            exchange.answers = members.coordinator.arrive(
-                at, exchange.payload, timeout_s=members.request.waits.left_s
+            exchange.answers = members.client.arrive(
+                rendezvous, exchange.payload, timeout_s=members.request.waits.left_s
             )
         except ShoalError as error:
             raise MeetingFailed(phase, error, problem) from problem
@@ -230,13 +230,13 @@ class SaveAttempt:
         except NotSharedError:
             if len({*self.paths.values()}) > 1:
                 raise different_folders(
-                    members.coordinator, members.request.operation, self.paths
+                    members.client, members.request.operation, self.paths
                 ) from problem
             raise self.not_shared(failed_processes(exchange.answers)) from problem
 
     def not_shared(self, who: Sequence[int]) -> NotSharedError:
         """Return the error that names the processes that do not see the lead's files."""
-        path, hosts, lead = self.store.path, self.members.coordinator.hosts, self.members.group.lead
+        path, hosts, lead = self.store.path, self.members.client.hosts, self.members.group.lead
         on = ", ".join(sorted({hosts[process] for process in who})[:_SHOWN_HOSTS])
         return NotSharedError(
             f"{path}: what process {lead} ({hosts[lead]}) wrote there is not seen by "
@@ -317,7 +317,7 @@ def _wait_for_parts(attempt: SaveAttempt, cause: ShoalError) -> None:
             missing = [members.group.members[place] for place in store.missing_parts(attempt.id)]
         except (CheckpointError, OSError):
             return  # what fails here fails where the parts are counted
-        lost = (trouble.process for trouble in members.coordinator.troubles.open())
+        lost = (loss.process for loss in members.client.peer_losses.open())
         if {*missing} <= {*_blamed(cause), *lost}:
             return
         pause.wait(store.pace.look_s * (1 + random.random()))

@@ -76,16 +76,16 @@ def read_state(value: Any, num_processes: int, operation: str = "save") -> State
     Raises:
       UsageError: names every leaf that cannot be saved.
     """
-    found, structure = flatten.flatten_tree(value, JaxNodes(), operation=operation)
+    pairs, structure = flatten.flatten_tree(value, JaxNodes(), operation=operation)
     reading = _StateReading(num_processes)
     problems: list[str] = []
     leaves: list[StateLeaf] = []
-    for path, leaf in found:
+    for path, leaf in pairs:
         name = names.name_of(path)
         try:
             leaves.append(reading.leaf(name, leaf))
         except UsageError as error:
-            problems += [type(one)(f"{name}: {one}") for one in error.problems]
+            problems += [type(problem)(f"{name}: {problem}") for problem in error.problems]
     raise_all(operation, problems)
     return State(structure, tuple(leaves))
 
@@ -127,23 +127,23 @@ def _has_device_axis(value: jax.Array) -> bool:
 def held_of(state: State, num_processes: int) -> list[HeldLeaf]:
     """Return the holders of all leaves with data, except per-process values."""
     held = []
-    for number, leaf in enumerate(state.leaves):
+    for index, leaf in enumerate(state.leaves):
         record, shards = leaf.record, leaf.shards
         if not record.dtype or record.kind == "per_process":
             continue
         if shards is None:
             shards = _everywhere(record.stored_shape, num_processes)
-        held.append(HeldLeaf(number, record, shards))
+        held.append(HeldLeaf(index, record, shards))
     return held
 
 
-def own_of(state: State, number: int, process: int, num_processes: int) -> list[WriteBox]:
+def own_of(state: State, holder: int, process: int, num_processes: int) -> list[WriteBox]:
     """Return the boxes that one process writes, sorted by leaf and origin.
 
     Args:
-      number: this process's number as a holder; `process`: in the job.
+      holder: this process's number as a holder; `process`: in the job.
     """
-    own = own_boxes(held_of(state, num_processes), number)
+    own = own_boxes(held_of(state, num_processes), holder)
     values = [
         WriteBox(index, leaf.record, Box((process,), (leaf.value.size,)))
         for index, leaf in enumerate(state.leaves)
@@ -162,7 +162,7 @@ def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
     Args:
       numbers: the group's JAX process numbers, in order.
     """
-    places = {number: place for place, number in enumerate(numbers)}
+    places = {process: place for place, process in enumerate(numbers)}
     known: dict[int, tuple[ShardMap, int]] = {}  # leaves of one layout share one object
     leaves, lost = [], []
     for leaf in state.leaves:
@@ -184,7 +184,7 @@ def _among(shards: ShardMap, places: Mapping[int, int]) -> tuple[ShardMap, int]:
     """Return an array's holders in a group, and how many of its values the group lacks."""
     holders, missing = [], 0
     for who, extent in zip(shards.holders, shards.extent.tolist(), strict=True):
-        here = tuple(sorted(places[number] for number in who if number in places))
+        here = tuple(sorted(places[process] for process in who if process in places))
         missing += 0 if here else math.prod(extent)
         holders.append(here or (0,))  # without elements, any process may be the holder
     return shards._replace(holders=tuple(holders)), missing
@@ -223,11 +223,11 @@ class _StateReading:
         why = without_values(value)
         if why:
             _refuse(why)
-        words: tuple[int, ...] = ()
+        key_words: tuple[int, ...] = ()
         kind, impl, dtype = "array", "", value.dtype
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
             kind = "key"
-            impl, words, dtype = _key(dtype)
+            impl, key_words, dtype = _key(dtype)
         sharding, shape = value.sharding, value.shape
         layout = _layout_text(sharding, len(shape))
         record = LeafRecord(
@@ -235,7 +235,7 @@ class _StateReading:
             kind,
             dtype=dtypes.dtype_name(dtype),
             shape=shape,
-            words=words,
+            words=key_words,
             impl=impl,
             layout=layout,
         )
@@ -244,11 +244,11 @@ class _StateReading:
             or not value.is_fully_addressable
             or (isinstance(sharding, jax.sharding.NamedSharding) and jax.process_count() > 1)
         )
-        shards = _shard_map(sharding, shape, words) if is_spread else None
-        key = (sharding, shape + words)
+        shards = _shard_map(sharding, shape, key_words) if is_spread else None
+        key = (sharding, shape + key_words)
         here = self._here.get(key)
         if here is None:
-            here = self._here[key] = _local_boxes(value, words)
+            here = self._here[key] = _local_boxes(value, key_words)
         return StateLeaf(record, value, shards, here)
 
 
@@ -312,24 +312,24 @@ def _all_of(num_processes: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _shard_map(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> ShardMap:
+def _shard_map(sharding: Any, shape: tuple[int, ...], key_words: tuple[int, ...]) -> ShardMap:
     """Return the boxes of an array and their holders, by JAX's process numbers."""
     holders: dict[Box, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
-        holders.setdefault(_box(index, shape + words), set()).add(device.process_index)
+        holders.setdefault(_box(index, shape + key_words), set()).add(device.process_index)
     boxes = sorted(holders)
-    rank = len(shape + words)
+    rank = len(shape + key_words)
     origin = np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), rank)
     extent = np.array([box.extent for box in boxes], np.int64).reshape(len(boxes), rank)
     who = tuple(tuple(sorted(holders[box])) for box in boxes)
     return ShardMap(origin, extent, who, quick_digest(repr((boxes, who)).encode()).hex())
 
 
-def _local_boxes(value: jax.Array, words: tuple[int, ...]) -> tuple[LocalBox, ...]:
+def _local_boxes(value: jax.Array, key_words: tuple[int, ...]) -> tuple[LocalBox, ...]:
     """Return the distinct boxes on this process's devices."""
     by_box: dict[Box, LocalBox] = {}
     for place, shard in enumerate(value.addressable_shards):
-        box = _box(shard.index, value.shape + words)
+        box = _box(shard.index, value.shape + key_words)
         by_box.setdefault(box, LocalBox(box, place, shard.device))
     return tuple(by_box[box] for box in sorted(by_box))
 

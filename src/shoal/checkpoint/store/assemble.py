@@ -55,13 +55,13 @@ def _check_files(place: Files, files: Iterator[FileRecord]) -> None:
         try:
             size = place.size(file.name)
         except FileNotFoundError:
-            words = "is missing"
+            problem = "is missing"
         else:
             if size == file.bytes:
                 continue
-            words = f"has {size:,} bytes"
+            problem = f"has {size:,} bytes"
         raise CorruptCheckpointError(
-            f"{file.name} {words}; process {file.process} wrote {file.bytes:,}", file=file.name
+            f"{file.name} {problem}; process {file.process} wrote {file.bytes:,}", file=file.name
         )
 
 

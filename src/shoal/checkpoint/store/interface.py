@@ -320,39 +320,39 @@ def located(path: str) -> Iterator[None]:
         raise
 
 
-def taken(path: str, commit: Commit, replaced: str = "") -> StepAlreadyCommittedError:
+def already_committed(path: str, commit: Commit, replaced: str = "") -> StepAlreadyCommittedError:
     """Return the error for a place where something is saved; `replaced`: as in `Store.commit`."""
-    words = f"{path} is already saved, by attempt {commit.attempt}; nothing is overwritten"
+    message = f"{path} is already saved, by attempt {commit.attempt}; nothing is overwritten"
     hint = "save to another path, pass overwrite=True to replace it, or delete it"
     if step_at(path) is not None:
         hint = "save another step, or delete this one first"
     if replaced:
-        words = (
+        message = (
             f"{path}: attempt {commit.attempt} was committed or pinned there while this save ran; "
             "it stays"
         )
         hint = "save again to replace it, or unpin it first"
     return StepAlreadyCommittedError(
-        f"{words}\n{hint}",
+        f"{message}\n{hint}",
         path=path,
         attempt=commit.attempt,
     )
 
 
-def incomplete(path: str, attempt: str, missing: Sequence[int] | None) -> SaveAbortedError:
+def incomplete_error(path: str, attempt: str, missing: Sequence[int] | None) -> SaveAbortedError:
     """Return the error that names the processes whose parts are missing; None: the manifest is."""
-    words = "its manifest is missing"
+    problem = "its manifest is missing"
     if missing is not None:
-        words = f"process {', '.join(map(str, missing[:20]))} has not finished writing its data"
+        problem = f"process {', '.join(map(str, missing[:20]))} has not finished writing its data"
     return SaveAbortedError(
-        f"{path}: attempt {attempt} is not complete: {words}",
+        f"{path}: attempt {attempt} is not complete: {problem}",
         path=path,
         phase="commit",
         processes=list(missing or ()),
     )
 
 
-def ended(path: str, attempt: str, phase: str) -> SaveAbortedError:
+def ended_error(path: str, attempt: str, phase: str) -> SaveAbortedError:
     """Return the error for an attempt ended by another process, because it looked stale."""
     return SaveAbortedError(
         f"{path}: attempt {attempt} was ended by another process: its PENDING is gone\n"

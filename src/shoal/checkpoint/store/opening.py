@@ -112,19 +112,19 @@ def deleted_meanwhile(store: Store, attempt: str) -> NotCommittedError | None:
         return None
     if commit is not None and commit.attempt == attempt:
         return None
-    words = "was deleted while it was read"
+    problem = "was deleted while it was read"
     if commit is not None:
-        words = "was replaced by another save while it was read: read it again"
-    return NotCommittedError(f"{store.path}: {words}", path=store.path)
+        problem = "was replaced by another save while it was read: read it again"
+    return NotCommittedError(f"{store.path}: {problem}", path=store.path)
 
 
 def _items(leaves: Sequence[LeafRecord]) -> Items:
     num_bytes = np.zeros(len(leaves), dtype=np.int64)
     per_byte = np.ones(len(leaves), dtype=np.int64)
-    for number, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if leaf.has_data:
             how = storage_of(dtype_of(leaf.dtype))
-            num_bytes[number], per_byte[number] = how.item_bytes, how.per_byte
+            num_bytes[index], per_byte[index] = how.item_bytes, how.per_byte
     return Items(num_bytes, per_byte)
 
 
@@ -163,9 +163,9 @@ def unfinished(store: Store, save: str = "its save") -> str:
     if why:
         return why
     with contextlib.suppress(CorruptCheckpointError, UnsupportedCheckpointError):
-        live = [one for one in store.state().attempts if one.is_live]
+        live = [attempt for attempt in store.state().attempts if attempt.is_live]
         if live:
-            last = min(live, key=lambda one: one.idle_s)
+            last = min(live, key=lambda attempt: attempt.idle_s)
             return _unfinished(save, last, store.pace.lease_s)
     return ""
 
@@ -183,15 +183,15 @@ def _unfinished(save: str, last: Attempt, lease_s: float) -> str:
 def _what_is_there(store: Store) -> str:
     """Return why there is nothing to read."""
     names = store.names()
-    at = COMMIT if COMMIT in names else ""
-    link = store.why_absent(at)
+    name = COMMIT if COMMIT in names else ""
+    link = store.why_absent(name)
     if link:
         return link
     steps = store.steps()
     if steps:
         count = counted(len(steps), "step")
         return f"is not a checkpoint but a history of {count}; pass the path of one"
-    words = unfinished(store)
-    if words:
-        return f"nothing is committed; {words}"
+    attempts = unfinished(store)
+    if attempts:
+        return f"nothing is committed; {attempts}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

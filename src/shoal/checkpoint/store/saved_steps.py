@@ -105,8 +105,10 @@ def newest(
       faults: receives the error of each step that is skipped; None: log a warning.
     """
     skipped = _CORRUPT if skip_corrupt else ()
-    pairs = (one for one in reversed(root.steps()) if one[0] not in passed)
-    return next((found for one in pairs for found in _committed([one], skipped, 1, faults)), None)
+    pairs = (pair for pair in reversed(root.steps()) if pair[0] not in passed)
+    return next(
+        (committed for pair in pairs for committed in _committed([pair], skipped, 1, faults)), None
+    )
 
 
 def require(root: Store, step: int) -> CommittedStep:
@@ -118,12 +120,12 @@ def require(root: Store, step: int) -> CommittedStep:
     store = root.step(step)
     commit = store.committed()
     if commit is None:
-        words = unfinished(store)
+        attempts = unfinished(store)
         commit = store.committed()
         if commit is None:  # not committed meanwhile either
-            there = [one.step for one in commits(root, skip_corrupt=True)]
+            there = [committed.step for committed in commits(root, skip_corrupt=True)]
             detail = f"saved are {_listed(there, step)}" if there else "no step is"
-            detail = f"{words}\n{detail}" if words else detail
+            detail = f"{attempts}\n{detail}" if attempts else detail
             raise NotCommittedError(
                 f"{root.path}: step {step} is not saved; {detail}", path=store.path
             )
@@ -137,13 +139,13 @@ def none_saved(root: Store) -> NotCommittedError:
         return NotCommittedError(f"{root.path}: no step is saved; {link}", path=root.path)
     steps = reversed(root.steps())
     begun = (unfinished(store, f"the save of step {step}") for step, store in steps)
-    words = next(filter(None, begun), "")
-    detail = f"; {words}" if words else ""
+    attempts = next(filter(None, begun), "")
+    detail = f"; {attempts}" if attempts else ""
     return NotCommittedError(f"{root.path}: no step is saved{detail}", path=root.path)
 
 
 def _listed(there: list[int], step: int) -> str:
-    near = sorted(sorted(there, key=lambda one: abs(one - step))[:5])
+    near = sorted(sorted(there, key=lambda saved: abs(saved - step))[:5])
     return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
 
 
@@ -156,8 +158,8 @@ def chosen(root: Store, step: int | None = None, *, skip_corrupt: bool) -> int |
     check_flags("latest", skip_corrupt=skip_corrupt)
     if step is not None:
         return require(root, step).step
-    found = newest(root, skip_corrupt=skip_corrupt)
-    return None if found is None else found.step
+    chosen_step = newest(root, skip_corrupt=skip_corrupt)
+    return None if chosen_step is None else chosen_step.step
 
 
 def pin(root: Store, step: int) -> None:
@@ -214,14 +216,14 @@ def make_room(root: Store, step: int) -> str:
       UsageError: the step is pinned.
     """
     store = root.step(step)
-    found = None
+    standing = None
     with contextlib.suppress(CorruptCheckpointError):
-        found = store.standing()
-    if found and not store.is_link:
-        check_place(store.path, found.step, COMMIT)
+        standing = store.standing()
+    if standing and not store.is_link:
+        check_place(store.path, standing.step, COMMIT)
         if store.is_pinned:
             raise _pinned(step)
-        return found.attempt
+        return standing.attempt
     with contextlib.suppress(NotCommittedError):  # another process was faster
         delete_step(root, step)
     return ""
@@ -238,20 +240,20 @@ def make_way(store: Store, *, idle_s: float) -> str:
     """
     operation = f"save({store.path!r}, overwrite=True)"
     try:
-        found = store.standing()
+        standing = store.standing()
     except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
         error.args = (f"{error}\n{operation} replaces what it can read: delete that first",)
         raise
-    if found is not None and store.is_link:
+    if standing is not None and store.is_link:
         raise UsageError(
             f"{operation}: that is a symbolic link to a checkpoint; pass the path of the checkpoint"
         )
-    if found is not None and step_at(store.path) is not None:
+    if standing is not None and step_at(store.path) is not None:
         raise UsageError(
             f"{operation}: that is a step of a history, and steps are not overwritten; "
             "save another step, or delete this one first"
         )
-    if found is not None and store.is_pinned:
+    if standing is not None and store.is_pinned:
         detail = "the checkpoint there is pinned: unpin it, or remove its file KEEP"
         raise UsageError(f"{operation}: {detail}")
     if not store.is_link:
@@ -259,8 +261,8 @@ def make_way(store: Store, *, idle_s: float) -> str:
             store.collect_garbage(idle_s=idle_s)
         except CheckpointError as error:  # what is committed may be damaged
             _LOG.warning("%s could not be cleaned up: %s", store.path, error)
-    found = store.standing()
-    return "" if found is None else found.attempt
+    standing = store.standing()
+    return "" if standing is None else standing.attempt
 
 
 def _committed(
@@ -269,7 +271,7 @@ def _committed(
     at_once: int,
     faults: dict[int, str] | None = None,
 ) -> Iterator[CommittedStep]:
-    found: dict[int, Commit | CheckpointError | None] = {}
+    outcomes: dict[int, Commit | CheckpointError | None] = {}
     failed: list[int] = []
 
     def is_skipped(error: Commit | CheckpointError | None, store: Store) -> bool:
@@ -280,9 +282,9 @@ def _committed(
     def look(own: Iterator[tuple[int, Store]]) -> None:
         for step, store in own:
             try:
-                found[step] = store.committed()
+                outcomes[step] = store.committed()
             except CheckpointError as error:
-                found[step] = error
+                outcomes[step] = error
                 if not is_skipped(error, store):
                     failed.append(step)
             if failed:  # steps are taken in order: all before the first of these are read
@@ -291,7 +293,7 @@ def _committed(
     in_threads(look, pairs, at_once)
     try:
         for step, store in pairs:
-            commit = found[step]
+            commit = outcomes[step]
             if isinstance(commit, Commit):
                 yield CommittedStep(step, store, commit)
             elif is_skipped(commit, store):
@@ -304,7 +306,7 @@ def _committed(
                     add_remedy(commit)
                 raise commit
     finally:  # an error refers to frames, which would refer to it
-        found.clear()
+        outcomes.clear()
         commit = None
 
 
@@ -381,9 +383,9 @@ def retain(
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
-    pairs = [one for one in root.steps(first) if one[0] not in damaged]
+    pairs = [pair for pair in root.steps(first) if pair[0] not in damaged]
     at_once = root.pace.looks
-    steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
+    steps = {committed.step: committed for committed in _committed(pairs, skipped, at_once)}
     last = max(steps, default=saved)
     if last > saved:
         _LOG.warning(
@@ -392,10 +394,10 @@ def retain(
             saved,
             last,
         )
-    found: list[Saved] = []
-    in_threads(lambda own: found.extend(map(_saved, own)), steps.values(), at_once)
+    judged: list[Saved] = []
+    in_threads(lambda own: judged.extend(map(_saved, own)), steps.values(), at_once)
     errors, gone = [], []
-    for step in doomed(found, keep):
+    for step in doomed(judged, keep):
         try:
             if step != saved and steps[step].store.delete(steps[step].commit.attempt):
                 gone.append(step)
@@ -408,9 +410,9 @@ def retain(
                 store.collect_garbage(idle_s=idle_s)
     if errors:
         raise errors[0]
-    return Retained(gone, min((step for step, _ in left), default=saved), found)
+    return Retained(gone, min((step for step, _ in left), default=saved), judged)
 
 
-def _saved(one: CommittedStep) -> Saved:
-    commit = one.commit
-    return Saved(one.step, commit.created_ns / 1e9, commit.metrics, one.store.is_pinned)
+def _saved(committed: CommittedStep) -> Saved:
+    commit = committed.commit
+    return Saved(committed.step, commit.created_ns / 1e9, commit.metrics, committed.store.is_pinned)

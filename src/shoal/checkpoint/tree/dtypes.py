@@ -51,10 +51,10 @@ _ENTRIES: Mapping[str, str] = {  # dtypes native to safetensors
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
 _PAIRS: Mapping[str, str] = {"complex128": "F64", "complex32": "F16", "bcomplex32": "BF16"}
-_BITS: Mapping[str, int] = {
+_BITS_PACKED: Mapping[str, int] = {
     "int1": 1, "uint1": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
 }  # fmt: skip
-_AS_BITS = (
+_ONE_PER_BYTE = (
     "float8_e3m4",
     "float8_e4m3",
     "float8_e4m3b11fnuz",
@@ -83,10 +83,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
     Raises:
       UsageError: the name is unknown.
     """
-    found = _dtype_of(name)
-    if found is None:
+    dtype = _dtype_of(name)
+    if dtype is None:
         raise UsageError(f"{name[:100]!r} is not the name of a dtype that can be stored")
-    return found
+    return dtype
 
 
 def storage_of(dtype: Any) -> Storage:
@@ -133,16 +133,16 @@ def unpack_elements(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
     """
     dtype = np.dtype(dtype)
     how = storage_of(dtype)
-    found = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    if found.size != num_bytes(dtype, shape):
+    stored = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    if stored.size != num_bytes(dtype, shape):
         raise UsageError(
-            f"{found.size} bytes are no {dtype_name(dtype)}{list(shape)}: "
+            f"{stored.size} bytes are no {dtype_name(dtype)}{list(shape)}: "
             f"that has {num_bytes(dtype, shape)}"
         )
     if how.per_byte > 1:
-        elements = _unpack(found, how.per_byte, math.prod(shape))
+        elements = _unpack(stored, how.per_byte, math.prod(shape))
         return np.ndarray(shape, dtype, elements)
-    return np.ndarray(shape, dtype.newbyteorder("<"), found)
+    return np.ndarray(shape, dtype.newbyteorder("<"), stored)
 
 
 def _pack(elements: Bytes, per_byte: int) -> Bytes:
@@ -187,7 +187,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 @lru_cache(maxsize=1024)
 def _dtype_of(name: str) -> np.dtype[Any] | None:
     """Return the dtype of a name in a manifest, None if there is none."""
-    small = name in _BITS or name in _AS_BITS or name in _ENTRIES or name in _PAIRS
+    small = name in _BITS_PACKED or name in _ONE_PER_BYTE or name in _ENTRIES or name in _PAIRS
     if small:
         kind = getattr(ml_dtypes, name, None) or name
     elif _TIME.fullmatch(name) or _TEXT.fullmatch(name):
@@ -204,15 +204,17 @@ def _dtype_of(name: str) -> np.dtype[Any] | None:
 def _storage(dtype: np.dtype[Any]) -> Storage:
     name = _name_of(dtype)
     size = dtype.itemsize
-    if name in _BITS:
-        return Storage(entry="U8", per_byte=8 // _BITS[name], item_bytes=1, trailing=(), align=1)
+    if name in _BITS_PACKED:
+        return Storage(
+            entry="U8", per_byte=8 // _BITS_PACKED[name], item_bytes=1, trailing=(), align=1
+        )
     if name in _PAIRS:
         return Storage(
             entry=_PAIRS[name], per_byte=1, item_bytes=size, trailing=(2,), align=size // 2
         )
     if name in _ENTRIES:
         return Storage(entry=_ENTRIES[name], per_byte=1, item_bytes=size, trailing=(), align=size)
-    if name in _AS_BITS:
+    if name in _ONE_PER_BYTE:
         return Storage(entry="U8", per_byte=1, item_bytes=1, trailing=(), align=1)
     if dtype.kind in "mM":
         return Storage(entry="I64", per_byte=1, item_bytes=8, trailing=(), align=8)

@@ -128,10 +128,10 @@ def refilled(
 
 # Not a closure: one that calls itself would hold the leaves until garbage is collected.
 def _refilled(walk: NodeTaker, value: Any, leaves: Iterator[Any]) -> Any:
-    found = walk.branch(value)
-    if found is None:
+    branch = walk.branch(value)
+    if branch is None:
         return next(leaves)
-    kind, _, keys, below, _ = found
+    kind, _, keys, below, _ = branch
     children = [_refilled(walk, child, leaves) for child in below]
     return _like(value, kind, keys, children, walk.nodes)
 
@@ -166,7 +166,7 @@ def _unflattened(walk: NodeTaker, branch: Structure, leaves: Sequence[Any], like
         return built
     likes = [*below, *[None] * len(texts)]  # the stored list may be the longer one
     pairs = zip(texts, likes, strict=False)
-    children = [_unflattened(walk, stored[text], leaves, one) for text, one in pairs]
+    children = [_unflattened(walk, stored[text], leaves, child_like) for text, child_like in pairs]
     return _like(like, kind, keys, children, walk.nodes)
 
 
@@ -182,8 +182,8 @@ def _like(
         try:
             return nodes.rebuild(value, children)
         except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            raise UsageError(f"the class {type_name(type(value))} takes no {words}") from error
+            problem = f"{type(error).__name__}: {error}"
+            raise UsageError(f"the class {type_name(type(value))} takes no {problem}") from error
     if kind == "namedtuple":
         return tuple.__new__(type(value), children)  # does not run code of the class
     return _of_branch(Branch(kind, tuple(keys), ()), tuple(children), nodes)
@@ -200,8 +200,8 @@ class NodeTaker:
         self.above: set[int] = set()  # enclosing nodes, by id
 
     def structure(self, value: Any, path: Path, depth: int) -> Structure:
-        found = self.branch(value)
-        if found is None:
+        branch = self.branch(value)
+        if branch is None:
             self.leaves.append((path, value))
             return len(self.leaves) - 1
         if not depth or id(value) in self.above:
@@ -211,7 +211,7 @@ class NodeTaker:
             below = "/…" if path[8:] else ""
             self.problems.append(f"{name_of(path[:8])}{below}: {what}")
             return -1
-        kind, type_name, keys, children, static = found
+        kind, type_name, keys, children, static = branch
         named = keys
         if kind in KEYLESS:
             named = [str(index) for index in range(len(children))]
@@ -230,7 +230,9 @@ class NodeTaker:
             try:
                 text = component(key)
             except UsageError as why:
-                self.problems += [type(one)(f"{name_of(path)}: {one}") for one in why.problems]
+                self.problems += [
+                    type(problem)(f"{name_of(path)}: {problem}") for problem in why.problems
+                ]
             else:
                 if text in texts:
                     self.problems.append(f"{name_of(path)}: has the key {key!r} twice")

@@ -21,10 +21,10 @@ class JaxNodes:
         """See `tree.Nodes`. None is a leaf here."""
         if value is None or isinstance(value, jax.Array):
             return None
-        found = tree_util.default_registry.flatten_one_level_with_keys(value)
-        if found is None:
+        flattened = tree_util.default_registry.flatten_one_level_with_keys(value)
+        if flattened is None:
             return None
-        pairs, static = found
+        pairs, static = flattened
         pairs = list(pairs)
         keys = tuple(_key(key) for key, _ in pairs)
         if len(set(map(repr, keys))) < len(keys):  # a class with ambiguous child keys
@@ -75,12 +75,12 @@ def _fits(kind: type, level: Level) -> bool:
         blank: Any = object.__new__(kind)
         for field in fields(kind):
             object.__setattr__(blank, field.name, None)
-        found = tree_util.default_registry.flatten_one_level_with_keys(blank)
+        flattened = tree_util.default_registry.flatten_one_level_with_keys(blank)
     except Exception:  # noqa: BLE001 - as above
         return False
-    if found is None:
+    if flattened is None:
         return False
-    pairs, static = found
+    pairs, static = flattened
     if tuple(_key(key) for key, _ in pairs) != level.keys or type(static) is not type(level.static):
         return False
     return not isinstance(static, tuple) or len(static) == len(level.static)

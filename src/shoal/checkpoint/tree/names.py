@@ -132,7 +132,7 @@ def _of_other(key: Key, depth: int) -> str:
     if kind is tuple:
         if not depth:
             raise UsageError(f"has a key of more than {_DEEPEST} tuples in tuples")
-        inner = (_of_str(one) if type(one) is str else _of_other(one, depth - 1) for one in key)
+        inner = (_of_str(part) if type(part) is str else _of_other(part, depth - 1) for part in key)
         return "~T" + "~,".join(inner) + "~."
     raise _no_key(key)
 

@@ -62,8 +62,8 @@ def num_leaves(structure: Structure) -> int:
 
 def names_of(structure: Structure) -> list[str]:
     """Return the names of all leaves, by number."""
-    found = sorted(_named(structure, ""))
-    return [name or ROOT for _, name in found]
+    pairs = sorted(_named(structure, ""))
+    return [name or ROOT for _, name in pairs]
 
 
 def _named(structure: Structure, prefix: str) -> Iterator[tuple[int, str]]:
@@ -85,10 +85,10 @@ def branch_names(structure: Structure, prefix: str = "") -> set[str]:
     """Return the names of all nodes, those without leaves among them."""
     if isinstance(structure, int):
         return set()
-    found = {prefix or ROOT}
+    names = {prefix or ROOT}
     for key, child in zip(structure.child_keys(), structure.children, strict=True):
-        found |= branch_names(child, _child_name(prefix, key))
-    return found
+        names |= branch_names(child, _child_name(prefix, key))
+    return names
 
 
 def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
@@ -97,19 +97,19 @@ def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
     A node other than a dict that loses children becomes a dict of the rest: every leaf keeps its
     name. If no leaves are wanted, the result is an empty dict.
     """
-    number = {old: new for new, old in enumerate(sorted(set(wanted)))}
+    new_index = {old: new for new, old in enumerate(sorted(set(wanted)))}
     rest: Structure = Branch("dict", (), ())
-    if number:
-        rest = _pruned(structure, number)
+    if new_index:
+        rest = _pruned(structure, new_index)
     return rest
 
 
-def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
+def _pruned(structure: Structure, new_index: Mapping[int, int]) -> Any:
     """Return the rest of a structure; None if nothing is left."""
     if isinstance(structure, int):
-        return number.get(structure)
+        return new_index.get(structure)
     pairs = zip(structure.child_keys(), structure.children, strict=True)
-    left = [(key, found) for key, child in pairs if (found := _pruned(child, number)) is not None]
+    left = [(key, rest) for key, child in pairs if (rest := _pruned(child, new_index)) is not None]
     if not left:
         return None
     keys, children = tuple(key for key, _ in left), tuple(found for _, found in left)
@@ -150,7 +150,7 @@ def encode_structure(structure: Structure) -> Any:
     return node
 
 
-def decode_structure(found: Any, file: str) -> tuple[Structure, int]:
+def decode_structure(encoded: Any, file: str) -> tuple[Structure, int]:
     """Decode a structure from JSON; return also its number of leaves.
 
     Raises:
@@ -158,7 +158,7 @@ def decode_structure(found: Any, file: str) -> tuple[Structure, int]:
     """
     reading = _NodeReading()
     try:
-        return reading.structure(found, DEEPEST), reading.leaves
+        return reading.structure(encoded, DEEPEST), reading.leaves
     except UsageError as why:
         raise CorruptCheckpointError(f"{file} has an invalid tree: {why}", file=file) from None
 
@@ -167,42 +167,43 @@ class _NodeReading:
     def __init__(self) -> None:
         self.leaves = 0
 
-    def structure(self, found: Any, depth: int) -> Structure:
-        if type(found) is int:
-            if found != self.leaves:
-                said = json_excerpt(found)
+    def structure(self, encoded: Any, depth: int) -> Structure:
+        if type(encoded) is int:
+            if encoded != self.leaves:
+                said = json_excerpt(encoded)
                 raise UsageError(f"leaf {said} is where leaf {self.leaves} should be")
             self.leaves += 1
-            return found
+            return encoded
         if not depth:
             raise UsageError(f"it is nested deeper than {DEEPEST} nodes")
-        if type(found) is not dict:
+        if type(encoded) is not dict:
             raise UsageError("a node is not an object")
-        kind, static = found.get("kind"), plain_value(found.get("static"))
-        if kind not in _KINDS or found.keys() != self._wanted(kind, found):
+        kind, static = encoded.get("kind"), plain_value(encoded.get("static"))
+        if kind not in _KINDS or encoded.keys() != self._wanted(kind, encoded):
             raise UsageError(f"a node of kind {json_excerpt(kind)} has the wrong keys")
-        if "opaque" in found:
-            if found["opaque"] is not True or "static" in found:
+        if "opaque" in encoded:
+            if encoded["opaque"] is not True or "static" in encoded:
                 raise UsageError("a node is opaque and is not")
             static = OPAQUE
         if kind == "defaultdict" and (type(static) is not str or static not in FACTORIES):
             raise UsageError("a defaultdict has an unknown factory")
-        keys = self._keys(kind, found)
-        children = tuple([self.structure(child, depth - 1) for child in found["children"]])
-        return Branch(kind, keys, children, type=found.get("type", ""), static=static)
+        keys = self._keys(kind, encoded)
+        children = tuple([self.structure(child, depth - 1) for child in encoded["children"]])
+        return Branch(kind, keys, children, type=encoded.get("type", ""), static=static)
 
-    def _wanted(self, kind: str, found: Mapping[str, Any]) -> set[str]:
+    def _wanted(self, kind: str, encoded: Mapping[str, Any]) -> set[str]:
         wanted = {"kind", "children"}
         if kind not in KEYLESS:
             wanted.add("keys")
         if kind in _TYPED:
             wanted.add("type")
         if kind in ("node", "defaultdict"):
-            wanted |= found.keys() & {"static", "opaque"}
+            wanted |= encoded.keys() & {"static", "opaque"}
         return wanted
 
-    def _keys(self, kind: str, found: Mapping[str, Any]) -> tuple[Key, ...]:
-        children, texts, kind_type = found["children"], found.get("keys", []), found.get("type", "")
+    def _keys(self, kind: str, encoded: Mapping[str, Any]) -> tuple[Key, ...]:
+        children, texts = encoded["children"], encoded.get("keys", [])
+        kind_type = encoded.get("type", "")
         if type(children) is not list or type(texts) is not list or type(kind_type) is not str:
             raise UsageError("a node's keys, children or type are invalid")
         if kind in KEYLESS:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from shoal.arguments import PLAIN_KINDS
 from shoal.checkpoint.tree import dtypes
+from shoal.conversion_hints import advice
 from shoal.errors import UsageError, WrongType, raise_all, with_article
-from shoal.plain_forms import advice
 
 LARGE_BYTES = 64 << 10  # longer str and bytes are stored in data files
 _KINDS: Mapping[type, str] = {**PLAIN_KINDS, type(None): "none"}
@@ -46,7 +46,7 @@ def encode_value(value: Any) -> Any:
     return _WRITE[kind or ""](value)
 
 
-def decode_value(kind: str, found: Any) -> Any:
+def decode_value(kind: str, encoded: Any) -> Any:
     """Decode a value of the given kind from JSON.
 
     Raises:
@@ -55,19 +55,20 @@ def decode_value(kind: str, found: Any) -> Any:
     read = _READ.get(kind)
     try:
         if read is not None:
-            value = read(found)
-            if kind_of(value) == kind and encode_value(value) == found:  # the encoding is canonical
+            value = read(encoded)
+            is_canonical = kind_of(value) == kind and encode_value(value) == encoded
+            if is_canonical:
                 return value
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, struct.error):
         pass
-    raise UsageError(f"{json_excerpt(found)} is not the text of any {kind}")
+    raise UsageError(f"{json_excerpt(encoded)} is not the text of any {kind}")
 
 
-def json_excerpt(found: Any) -> str:
+def json_excerpt(value: Any) -> str:
     """Return a short text of untrusted JSON, which may be long or deeply nested."""
-    if type(found) in (list, dict):
-        return f"{with_article(type(found).__name__)} of {len(found)}"
-    return repr(found)[:80]
+    if type(value) in (list, dict):
+        return f"{with_article(type(value).__name__)} of {len(value)}"
+    return repr(value)[:80]
 
 
 def bulk_of(value: Any) -> NDArray[np.uint8] | None:
@@ -89,11 +90,11 @@ def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
     Raises:
       UsageError: the bytes are not valid text.
     """
-    found = data.tobytes()
+    content = data.tobytes()
     if kind == "bytes":
-        return found
+        return content
     try:
-        return found.decode("utf-8", "surrogatepass")
+        return content.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as why:
         raise UsageError(f"its bytes are not valid text: {why}") from None
 
@@ -104,10 +105,10 @@ def _write_int(value: int) -> str:
     return hex(value)
 
 
-def _read_int(found: Any) -> int:
-    if "x" in found:
-        return int(found, 16)
-    return int(found[:20])
+def _read_int(encoded: Any) -> int:
+    if "x" in encoded:
+        return int(encoded, 16)
+    return int(encoded[:20])
 
 
 def _write_float(value: float) -> str:
@@ -116,19 +117,19 @@ def _write_float(value: float) -> str:
     return f"nan:{struct.pack('>d', value).hex()}"
 
 
-def _read_float(found: Any) -> float:
-    if found.startswith("nan:"):
-        (value,) = struct.unpack(">d", bytes.fromhex(found[4:]))
+def _read_float(encoded: Any) -> float:
+    if encoded.startswith("nan:"):
+        (value,) = struct.unpack(">d", bytes.fromhex(encoded[4:]))
         return float(value)
-    return float.fromhex(found)
+    return float.fromhex(encoded)
 
 
 def _write_complex(value: complex) -> list[str]:
     return [_write_float(value.real), _write_float(value.imag)]
 
 
-def _read_complex(found: Any) -> complex:
-    real, imag = found
+def _read_complex(encoded: Any) -> complex:
+    real, imag = encoded
     return complex(_read_float(real), _read_float(imag))
 
 
@@ -140,18 +141,18 @@ def _write_str(value: str) -> Any:
     return value
 
 
-def _read_str(found: Any) -> str:
-    if type(found) is str:
-        return found
-    return _read_bytes(found["surrogatepass"]).decode("utf-8", "surrogatepass")
+def _read_str(encoded: Any) -> str:
+    if type(encoded) is str:
+        return encoded
+    return _read_bytes(encoded["surrogatepass"]).decode("utf-8", "surrogatepass")
 
 
 def _write_bytes(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _read_bytes(found: Any) -> bytes:
-    return base64.b64decode(found, validate=True)
+def _read_bytes(encoded: Any) -> bytes:
+    return base64.b64decode(encoded, validate=True)
 
 
 def _write_scalar(value: np.generic) -> dict[str, str]:
@@ -168,8 +169,8 @@ def _write_scalar(value: np.generic) -> dict[str, str]:
     }
 
 
-def _read_scalar(found: Any) -> Any:
-    dtype, bits = dtypes.dtype_of(found["dtype"]), bytes.fromhex(found["bits"])
+def _read_scalar(encoded: Any) -> Any:
+    dtype, bits = dtypes.dtype_of(encoded["dtype"]), bytes.fromhex(encoded["bits"])
     if dtype.kind == "U":
         return np.str_(bits.decode("utf-32-le", "surrogatepass"))
     if dtype.kind == "S":
@@ -214,13 +215,13 @@ def plain_json(value: Any) -> Any:
     return _plain_json(value, _DEEPEST)
 
 
-def plain_value(found: Any) -> Any:
+def plain_value(encoded: Any) -> Any:
     """Decode plain values from JSON.
 
     Raises:
       UsageError: it is not a valid encoding.
     """
-    return _plain_value(found, _DEEPEST)
+    return _plain_value(encoded, _DEEPEST)
 
 
 def _plain_json(value: Any, depth: int) -> Any:
@@ -228,34 +229,34 @@ def _plain_json(value: Any, depth: int) -> Any:
     if not depth:
         raise UsageError(f"its static data are nested deeper than {_DEEPEST}")
     if kind is list:
-        return [_plain_json(one, depth - 1) for one in value]
+        return [_plain_json(item, depth - 1) for item in value]
     if kind is tuple:
-        return {"tuple": [_plain_json(one, depth - 1) for one in value]}
+        return {"tuple": [_plain_json(item, depth - 1) for item in value]}
     if kind is dict:
         pairs = value.items()
-        return {"dict": [[_plain_json(one, depth - 1) for one in pair] for pair in pairs]}
+        return {"dict": [[_plain_json(item, depth - 1) for item in pair] for pair in pairs]}
     written = encode_value(value)
     if value is None or kind is bool or (kind is str and written is value):
         return written
     return {kind_of(value): written}
 
 
-def _plain_value(found: Any, depth: int) -> Any:
-    if found is None or type(found) in (bool, str):
-        return found
+def _plain_value(encoded: Any, depth: int) -> Any:
+    if encoded is None or type(encoded) in (bool, str):
+        return encoded
     if not depth:
         raise UsageError(f"static data are nested deeper than {_DEEPEST}")
-    if type(found) is list:
-        return [_plain_value(one, depth - 1) for one in found]
-    if type(found) is not dict or len(found) != 1:
+    if type(encoded) is list:
+        return [_plain_value(item, depth - 1) for item in encoded]
+    if type(encoded) is not dict or len(encoded) != 1:
         raise UsageError("static data that are not plain values")
-    ((kind, inner),) = found.items()
+    ((kind, inner),) = encoded.items()
     if kind not in ("tuple", "dict"):
         return decode_value(kind, inner)
     if type(inner) is not list:
         raise UsageError(f"static data whose {kind} is invalid")
     if kind == "tuple":
-        return tuple([_plain_value(one, depth - 1) for one in inner])
+        return tuple([_plain_value(item, depth - 1) for item in inner])
     try:
         return {_plain_value(k, depth - 1): _plain_value(v, depth - 1) for k, v in inner}
     except (TypeError, ValueError) as why:
@@ -281,14 +282,14 @@ def remedy(value: Any, *, can_register: bool = True, known: str = _KNOWN) -> str
     'is an object; pass arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
     """
     kind = type(value)
-    words = advice(value, "save", "saved", can_register=can_register) or known
+    advice_text = advice(value, "save", "saved", can_register=can_register) or known
     if isinstance(value, type):
-        return f"is the class {value.__name__}; {words}"
+        return f"is the class {value.__name__}; {advice_text}"
     if isinstance(value, Enum):
-        return f"is {value}, of the enum {kind.__name__}; {words}"
-    if is_dataclass(value) and can_register and "decorate" in words:
-        return f"is a dataclass {kind.__name__} that JAX does not know; {words}"
+        return f"is {value}, of the enum {kind.__name__}; {advice_text}"
+    if is_dataclass(value) and can_register and "decorate" in advice_text:
+        return f"is a dataclass {kind.__name__} that JAX does not know; {advice_text}"
     what = kind.__name__
     if is_dataclass(value):
         what = f"dataclass {what}"
-    return f"is {with_article(what)}; {words}"
+    return f"is {with_article(what)}; {advice_text}"

@@ -17,7 +17,14 @@ from shoal.checkpoint.history.checkpoint_info import SavedLeaf, info_of
 from shoal.checkpoint.store.interface import Attempt
 from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.tree.plain_values import decode_value
-from shoal.cli.ckpt.paths import LEAF_HELP, FoundCheckpoint, leaf_names, look_at, one_of, unread
+from shoal.cli.ckpt.paths import (
+    LEAF_HELP,
+    FoundCheckpoint,
+    find_checkpoints,
+    leaf_names,
+    one_of,
+    unread,
+)
 from shoal.cli.ckpt.tend import cp, delete, gc, recover, verify
 from shoal.cli.tables import print_json, print_lines, print_table, safe, short
 from shoal.draw.amounts import in_bytes, in_seconds
@@ -72,12 +79,12 @@ def ls(
     Example:
       shoal ckpt ls run/
     """
-    rows = [_facts(entry) for entry in look_at(path).entries]
+    rows = [_facts(entry) for entry in find_checkpoints(path).entries]
     if as_json:
         print_json(rows)
     else:
         _show(rows)
-    if any(one["state"] == "damaged" for one in rows):
+    if any(row["state"] == "damaged" for row in rows):
         raise typer.Exit(CorruptCheckpointError.exit_code)
 
 
@@ -133,23 +140,23 @@ def _begun(entry: FoundCheckpoint, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _show(entries: list[dict[str, Any]]) -> None:
     rows = []
-    for one in found:
-        step = "-" if one["step"] is None else str(one["step"])
-        state = one["state"] + (", pinned" if one["pinned"] else "")
+    for entry in entries:
+        step = "-" if entry["step"] is None else str(entry["step"])
+        state = entry["state"] + (", pinned" if entry["pinned"] else "")
         saved = ["", "", "", ""]
-        if one["state"] == "committed":
-            metrics = " ".join(f"{name}={value:.6g}" for name, value in one["metrics"].items())
-            saved = [in_bytes(one["bytes"]), str(one["files"]), _age(one["age_s"]), metrics]
+        if entry["state"] == "committed":
+            metrics = " ".join(f"{name}={value:.6g}" for name, value in entry["metrics"].items())
+            saved = [in_bytes(entry["bytes"]), str(entry["files"]), _age(entry["age_s"]), metrics]
         rows.append([step, state, *saved])
     print_table(("step", "state", "size", "files", "age", "metrics"), rows, "step size files age")
-    for one in found:
-        name = one["path"] if one["step"] is None else f"step {one['step']}"
-        for attempt in one.get("attempts", ()):
+    for entry in entries:
+        name = entry["path"] if entry["step"] is None else f"step {entry['step']}"
+        for attempt in entry.get("attempts", ()):
             print(safe(f"{name}: attempt {attempt['attempt']} {_words(attempt)}"))
-        if "problem" in one:
-            print_lines(name, one["problem"])
+        if "problem" in entry:
+            print_lines(name, entry["problem"])
 
 
 def _age(age_s: float) -> str:
@@ -194,12 +201,12 @@ def show(
       shoal ckpt show run/
       shoal ckpt show run/ --step 40 --leaf 'params/**'
     """
-    info = info_of(one_of(look_at(path, step)).store)
+    info = info_of(one_of(find_checkpoints(path, step)).store)
     names = leaf_names(leaf, info.leaves)
-    chosen = [one for name, one in info.leaves.items() if name in names]
+    chosen = [entry for name, entry in info.leaves.items() if name in names]
     facts = info.to_json()
     if as_json:
-        print_json({**facts, "leaves": [one.to_json() for one in chosen]})
+        print_json({**facts, "leaves": [entry.to_json() for entry in chosen]})
         return
     del facts["leaves"]
     for name, value in facts.items():
@@ -208,7 +215,7 @@ def show(
     print()
     print_table(
         ("leaf", "dtype", "shape", "size", "chunks", "layout or value"),
-        [_row(one) for one in chosen],
+        [_row(entry) for entry in chosen],
         "size chunks",
     )
 
@@ -259,13 +266,13 @@ def diff(
       0   they are equal
       1   they differ; or one of them is not committed
     """
-    pair = [open_checkpoint(one_of(look_at(path)).store) for path in (first, second)]
+    pair = [open_checkpoint(one_of(find_checkpoints(path)).store) for path in (first, second)]
     differences = _differences(pair[0], pair[1], leaf)
     if as_json:
         print_json({"equal": not differences, "differences": differences})
     else:
-        for one in differences[:_SHOWN]:
-            print(safe(f"{one['leaf']}: {one['words']}"))
+        for difference in differences[:_SHOWN]:
+            print(safe(f"{difference['leaf']}: {difference['words']}"))
         if len(differences) > _SHOWN:
             print(f"and {counted(len(differences) - _SHOWN, 'more leaf', 'more leaves')}")
         print(f"{len(differences)} differ" if differences else "equal, bit by bit")
@@ -276,44 +283,44 @@ def diff(
 def _differences(first: Checkpoint, second: Checkpoint, leaf: str) -> list[dict[str, Any]]:
     both = (first, second)
     numbers = [
-        {one.name: n for n, one in enumerate(checkpoint.manifest.leaves)} for checkpoint in both
+        {entry.name: n for n, entry in enumerate(checkpoint.manifest.leaves)} for checkpoint in both
     ]
     known = list(dict.fromkeys([*numbers[0], *numbers[1]]))
     names = leaf_names(leaf, known)
     wanted = [name for name in known if name in names]
-    found: dict[str, dict[str, Any]] = {}
+    differences: dict[str, dict[str, Any]] = {}
     pairs: dict[str, Pair] = {}
     for name in wanted:
         where = [known[name] for known in numbers if name in known]
         if len(where) < 2:
-            words = f"only in {both[name not in numbers[0]].store.path}"
-            found[name] = {"kind": "missing", "words": words}
+            text = f"only in {both[name not in numbers[0]].store.path}"
+            differences[name] = {"kind": "missing", "words": text}
         elif facts := _described(both, where):
-            found[name] = facts
+            differences[name] = facts
         elif first.manifest.leaves[where[0]].has_data:
             dtype = first.manifest.leaves[where[0]].dtype
             pairs[name] = Pair((where[0], where[1]), shape_of(first, where[0]), dtype)
     compared = zip(pairs, compare(both, list(pairs.values())), strict=True)
-    found |= {name: facts for name, facts in compared if facts is not None}
-    return [{"leaf": name, **found[name]} for name in wanted if name in found]
+    differences |= {name: facts for name, facts in compared if facts is not None}
+    return [{"leaf": name, **differences[name]} for name in wanted if name in differences]
 
 
 def _described(both: tuple[Checkpoint, Checkpoint], where: list[int]) -> dict[str, Any] | None:
     """Return how two leaves differ before their data is compared."""
-    one, other = (c.manifest.leaves[n] for c, n in zip(both, where, strict=True))
+    mine, theirs = (c.manifest.leaves[n] for c, n in zip(both, where, strict=True))
     sizes: list[Any] = [None, None]
-    if one.kind == other.kind == "per_process":
+    if mine.kind == theirs.kind == "per_process":
         sizes = [c.values_of(n) for c, n in zip(both, where, strict=True)]
     for kind, left, right in (
-        ("kind", one.kind, other.kind),
-        ("dtype", one.impl or one.dtype, other.impl or other.dtype),
-        ("shape", list(one.shape), list(other.shape)),
-        ("value", one.value, other.value),
+        ("kind", mine.kind, theirs.kind),
+        ("dtype", mine.impl or mine.dtype, theirs.impl or theirs.dtype),
+        ("shape", list(mine.shape), list(theirs.shape)),
+        ("value", mine.value, theirs.value),
         ("processes", *(size and {p: n for p, (_, n) in size.items()} for size in sizes)),
     ):
         if left != right:
-            words = f"{left} | {right}"
+            text = f"{left} | {right}"
             if kind == "value":
-                words = " | ".join(short(decode_value(one.kind, value)) for value in (left, right))
-            return {"kind": kind, "first": left, "second": right, "words": words}
+                text = " | ".join(short(decode_value(mine.kind, value)) for value in (left, right))
+            return {"kind": kind, "first": left, "second": right, "words": text}
     return None

@@ -46,7 +46,7 @@ class FoundPath(NamedTuple):
     entries: Sequence[FoundCheckpoint]  # in the order of their steps
 
 
-def look_at(path: str, step: int | None = None) -> FoundPath:
+def find_checkpoints(path: str, step: int | None = None) -> FoundPath:
     """Return the checkpoints at `path`; with `step`, only that step of the history.
 
     Raises:
@@ -94,14 +94,16 @@ def one_of(place: FoundPath) -> FoundCheckpoint:
 
 def nothing_committed(place: FoundPath) -> NotCommittedError:
     """Return the error for a path without any committed checkpoint: what is known of its saves."""
-    known = [(one, words) for one in reversed(place.entries) if (words := unfinished(one.store))]
+    known = [
+        (entry, reason) for entry in reversed(place.entries) if (reason := unfinished(entry.store))
+    ]
     if not known:
         detail = "no step is committed" if place.is_history else "nothing is committed there"
         return NotCommittedError(f"{place.path}: {detail}; see `shoal ckpt ls`", path=place.path)
-    entry, words = known[0]
+    entry, reason = known[0]
     whose = "" if entry.step is None else f"step {entry.step} is not saved; "
     return NotCommittedError(
-        f"{place.path}: {whose or 'nothing is saved; '}{words}", path=place.path
+        f"{place.path}: {whose or 'nothing is saved; '}{reason}", path=place.path
     )
 
 

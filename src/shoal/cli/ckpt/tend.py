@@ -26,7 +26,13 @@ from shoal.checkpoint.store import opening
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.saved_steps import delete_saved
 from shoal.checkpoint.store.step_names import COMMIT
-from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed, unread
+from shoal.cli.ckpt.paths import (
+    FoundCheckpoint,
+    FoundPath,
+    find_checkpoints,
+    nothing_committed,
+    unread,
+)
 from shoal.cli.tables import print_json, print_lines, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import (
@@ -57,7 +63,7 @@ def recover(
     Exit code: 1 if nothing is committed there afterwards, 76 if something is damaged.
     """
     results, code = [], 0
-    place = look_at(path)
+    place = find_checkpoints(path)
     for entry in place.entries:
         result = {"step": entry.step, "path": entry.store.path}
         try:
@@ -97,7 +103,8 @@ def gc(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Remove attempts idle for this long [SHOAL_LEASE_S, 60; buckets: 5 times that].",
+            help="Remove attempts idle for this long [SHOAL_SAVE_LEASE_S, 60; "
+            "buckets: 5 times that].",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; remove nothing.")] = False,
@@ -117,7 +124,7 @@ def gc(
         raise UsageError(f"--older {older} must be a number of seconds, not negative")
     results: list[dict[str, Any]] = []
     code = 0
-    place = look_at(path)
+    place = find_checkpoints(path)
     for entry in place.entries:
         result: dict[str, Any] = {"step": entry.step, "path": entry.store.path}
         results.append(result)
@@ -148,17 +155,22 @@ def _collected(entry: FoundCheckpoint, idle_s: float, *, is_dry: bool) -> dict[s
     """Remove the remains in one directory, unless `is_dry`; return them, as JSON."""
     state = entry.store.state()
     over = [
-        one
-        for one in state.attempts
-        if one.idle_s >= idle_s and not (one.is_live and one.is_complete and state.commit is None)
+        attempt
+        for attempt in state.attempts
+        if attempt.idle_s >= idle_s
+        and not (attempt.is_live and attempt.is_complete and state.commit is None)
     ]
-    sizes = {name: _size(entry, name) for one in state.attempts for name in one.names}
+    sizes = {name: _size(entry, name) for attempt in state.attempts for name in attempt.names}
     if is_dry:
-        names = [name for one in over for name in one.names]
+        names = [name for attempt in over for name in attempt.names]
     else:
         names = entry.store.collect_garbage(idle_s=idle_s)
-    spared = [one.id for one in state.attempts if one.idle_s < idle_s]
-    ahead = {one.id: one.ahead_s for one in state.attempts if one.is_ahead and one.id in spared}
+    spared = [attempt.id for attempt in state.attempts if attempt.idle_s < idle_s]
+    ahead = {
+        attempt.id: attempt.ahead_s
+        for attempt in state.attempts
+        if attempt.is_ahead and attempt.id in spared
+    }
     return {
         "removed": names,
         "bytes": sum(sizes.get(name, 0) for name in names),
@@ -175,24 +187,24 @@ def _size(entry: FoundCheckpoint, name: str) -> int:
 
 
 def _print_results(results: list[dict[str, Any]], done: str) -> None:
-    for one in results:
-        name = one["path"] if one["step"] is None else f"step {one['step']}"
-        if "problem" in one:
-            print_lines(name, one["problem"])
-        elif "link" in one:
+    for result in results:
+        name = result["path"] if result["step"] is None else f"step {result['step']}"
+        if "problem" in result:
+            print_lines(name, result["problem"])
+        elif "link" in result:
             print(f"{name}: is a link: clean up its target instead")
-        elif one["removed"]:
-            files = counted(len(one["removed"]), "file")
-            print(f"{name}: {files} of {in_bytes(one['bytes'])} {done}")
-        for attempt in one.get("spared", ()):
+        elif result["removed"]:
+            files = counted(len(result["removed"]), "file")
+            print(f"{name}: {files} of {in_bytes(result['bytes'])} {done}")
+        for attempt in result.get("spared", ()):
             why = "it was touched recently"
-            if attempt in one.get("ahead_s", {}):
-                ahead = in_seconds(one["ahead_s"][attempt])
+            if attempt in result.get("ahead_s", {}):
+                ahead = in_seconds(result["ahead_s"][attempt])
                 why = f"its timestamp is {ahead} in the future, and counts as now"
             print(f"{name}: attempt {attempt} is spared: {why}")
     if not any(
-        one.get("removed") or one.get("spared") or {"problem", "link"} & one.keys()
-        for one in results
+        result.get("removed") or result.get("spared") or {"problem", "link"} & result.keys()
+        for result in results
     ):
         print("nothing to remove")
 
@@ -219,24 +231,24 @@ def verify(
           permission)
       76  bytes are damaged or missing
     """
-    found = [_verified(entry) for entry in _committed(look_at(path, step))]
-    results = [facts for facts, _ in found]
+    verified = [_verified(entry) for entry in _committed(find_checkpoints(path, step))]
+    results = [facts for facts, _ in verified]
     if as_json:
         print_json(results)
-    for one in [] if as_json else results:
-        name = one["path"] if one["step"] is None else f"step {one['step']}"
-        if one["deleted"]:
+    for result in [] if as_json else results:
+        name = result["path"] if result["step"] is None else f"step {result['step']}"
+        if result["deleted"]:
             print(f"{name}: was deleted or replaced while it was read")
-        elif not one["problems"]:
-            rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
-            size = f"{in_bytes(one['bytes'])} in {counted(one['files'], 'file')}"
+        elif not result["problems"]:
+            rate = in_bytes(result["bytes"] / max(result["took_s"], 1e-9))
+            size = f"{in_bytes(result['bytes'])} in {counted(result['files'], 'file')}"
             print(f"{name}: every byte is as saved, {size}, {rate}/s")
-        for problem in one["problems"]:
+        for problem in result["problems"]:
             print_lines(name, problem)
-    if all(one["deleted"] for one in results):
-        words = "all that was listed is deleted or replaced by now"
-        raise NotCommittedError(f"{path}: {words}", path=path)
-    code = max(code for _, code in found)
+    if all(result["deleted"] for result in results):
+        reason = "all that was listed is deleted or replaced by now"
+        raise NotCommittedError(f"{path}: {reason}", path=path)
+    code = max(code for _, code in verified)
     if code:
         raise typer.Exit(code)
 
@@ -304,7 +316,7 @@ def cp(
           of them cannot be read or written
       76  bytes at SOURCE are damaged or missing
     """
-    place, root = look_at(source, step), store_at(target, repr(target))
+    place, root = find_checkpoints(source, step), store_at(target, repr(target))
     if place.is_history and COMMIT in root.names():
         raise UsageError(f"{place.path} is a history of steps, and {root.path} is one checkpoint")
     if not place.is_history and root.steps():
@@ -328,12 +340,12 @@ def cp(
         if not as_json:
             amount = in_bytes(copied.commit.data_bytes)
             rest = copied.commit.data_bytes - copied.copied_bytes
-            words = f"{amount} copied to {there.path}"
+            text = f"{amount} copied to {there.path}"
             if copied.was_there:
-                words = f"is at {there.path} already"
+                text = f"is at {there.path} already"
             elif rest:
-                words += f", of which {in_bytes(rest)} were there"
-            print_lines(entry.name, words)
+                text += f", of which {in_bytes(rest)} were there"
+            print_lines(entry.name, text)
     if as_json:
         print_json(results)
 
@@ -366,12 +378,14 @@ def delete(
       shoal ckpt delete run/ --step 400 --step 800 --dry-run
       shoal ckpt delete s3://bucket/model --yes
     """
-    place = look_at(path)
+    place = find_checkpoints(path)
     if place.is_history and not step:
         raise UsageError(f"{place.path} is a history of steps: which? Pass --step N")
     if step and not place.is_history:
         raise UsageError(f"{place.path} is one checkpoint, not a history: omit --step")
-    entries = [look_at(path, number).entries[0] for number in step or ()] or list(place.entries)
+    entries = [find_checkpoints(path, number).entries[0] for number in step or ()] or list(
+        place.entries
+    )
     for entry in entries:
         if entry.store.is_pinned:
             raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")

@@ -48,8 +48,8 @@ def runs(num_bytes: int) -> tuple[Run, ...]:
     small = -(-rest // SMALL_BYTES)
     if small > _MOST_SMALL:
         large, small = large + 1, 0
-    found = [Run(0, LARGE_BYTES, large), Run(large * LARGE_BYTES, SMALL_BYTES, small)]
-    return tuple(run for run in found if run.num_chunks)
+    both = [Run(0, LARGE_BYTES, large), Run(large * LARGE_BYTES, SMALL_BYTES, small)]
+    return tuple(run for run in both if run.num_chunks)
 
 
 class Bytes:
@@ -104,12 +104,12 @@ class Bytes:
 
     def _pieces(self, begin: int, num_bytes: int) -> Iterator[tuple[ByteArray, int, int]]:
         end = min(begin + num_bytes, self.num_bytes)
-        number = bisect_right(self._begins, begin) - 1
+        index = bisect_right(self._begins, begin) - 1
         while begin < end:
-            view, start = self._views[number], self._begins[number]
+            view, start = self._views[index], self._begins[index]
             last = min(view.size, end - start)
             yield view, begin - start, last
-            begin, number = start + last, number + 1
+            begin, index = start + last, index + 1
 
 
 class Outgoing:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shoal.collectives.transport.chunks import CHUNKS, ByteArray
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.jax_service import jax_runtime
 
 Hops = tuple[tuple[int, int], ...]  # (sender, receiver) pairs, simultaneous
@@ -90,26 +90,26 @@ def tree(num_processes: int, source: int) -> tuple[Hops, ...]:
     rounds = []
     for power in reversed(range((num_processes - 1).bit_length())):
         span = 1 << power
-        pairs = [(at, at + span) for at in range(0, num_processes - span, 2 * span)]
+        pairs = [(sender, sender + span) for sender in range(0, num_processes - span, 2 * span)]
         rounds.append(tuple(((a + source) % num_processes, (b + source) % num_processes)
                             for a, b in pairs))  # fmt: skip
     return tuple(rounds)
 
 
-def has_devices(coordinator: Coordinator) -> bool:
+def has_devices(client: JobClient) -> bool:
     """Did JAX join exactly this job? If not, there are no common devices."""
-    found = jax_runtime.attached()
+    attached = jax_runtime.attached()
     return (
-        coordinator.num_processes > 1
-        and bool(coordinator.jax_service)
-        and found is not None
-        and found.num_processes == coordinator.num_processes
+        client.num_processes > 1
+        and bool(client.jax_service)
+        and attached is not None
+        and attached.num_processes == client.num_processes
     )
 
 
 @contextlib.contextmanager
 def borrowed_ring(
-    coordinator: Coordinator, *, site: str, timeout_s: float, lane: str = "main"
+    client: JobClient, *, site: str, timeout_s: float, lane: str = "main"
 ) -> Iterator[Ring | None]:
     """Borrow the ring of a job; None if a process has no device available.
 
@@ -121,15 +121,15 @@ def borrowed_ring(
     no process gets the ring; if one has failed midway, no process ever gets it again.
 
     Raises:
-      As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.
+      As `JobClient.arrive`; a RuntimeError of JAX if it cannot create its devices.
     """
-    known = _known(coordinator)
+    known = _known(client)
     if not known.is_free:
         rows = json.dumps(None if known.users else _own_device()).encode()
         call = Call("devices", "values between processes", site)
-        answers = agree(coordinator, call, rows, timeout_s=timeout_s, lane=lane)
-        devices = _devices([json.loads(answers[p]) for p in range(coordinator.num_processes)])
-        known.ring = None if devices is None else Ring(devices, coordinator.process)
+        answers = agree(client, call, rows, timeout_s=timeout_s, lane=lane)
+        devices = _devices([json.loads(answers[p]) for p in range(client.num_processes)])
+        known.ring = None if devices is None else Ring(devices, client.process)
     known.is_free = False
     user = object()
     known.users.add(user)
@@ -137,9 +137,9 @@ def borrowed_ring(
     known.users.discard(user)  # not after an error: chunks may be in flight
 
 
-def give_ring_back(coordinator: Coordinator) -> None:
+def give_ring_back(client: JobClient) -> None:
     """Give the ring back: all processes have met since they borrowed it, and all are done."""
-    _known(coordinator).is_free = True
+    _known(client).is_free = True
 
 
 class _Known:
@@ -151,8 +151,8 @@ class _Known:
         self.users: set[object] = set()  # borrowers in this process that are not done
 
 
-def _known(coordinator: Coordinator) -> _Known:
-    known: _Known = coordinator.kept.setdefault("ring", _Known())
+def _known(client: JobClient) -> _Known:
+    known: _Known = client.kept.setdefault("ring", _Known())
     return known
 
 
@@ -165,8 +165,8 @@ def _own_device() -> list[object] | None:
 def _devices(rows: list[list[object] | None]) -> tuple[jax.Device, ...] | None:
     """Return the devices that the processes chose, if all chose one and all are of one kind."""
     present = {(device.platform, device.id): device for device in jax.devices()}
-    found = [present.get((str(row[0]), row[1])) if row else None for row in rows]
-    devices = tuple(device for device in found if device is not None)
+    chosen = [present.get((str(row[0]), row[1])) if row else None for row in rows]
+    devices = tuple(device for device in chosen if device is not None)
     return devices if len(devices) == len(rows) else None
 
 

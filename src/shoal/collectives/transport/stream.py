@@ -7,7 +7,7 @@ pipelined, or in a binomial tree if the chunks are few: each byte reaches each p
 Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
 19, 2005). Where JAX connects no devices of the job, or a process has none, in lanes other than
 "main", and among a subset of the job (others may be dead, and JAX would wait for them), it goes
-through the meeting place.
+through the coordinator.
 
 Waiting for devices is always accompanied by liveness checks: the chunks move in a thread of their
 own, and the caller's thread polls the control plane meanwhile. After the last chunk all meet once
@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from shoal.collectives.transport.chunks import Buffer, Bytes, Outgoing, Run, runs
-from shoal.collectives.transport.flow import Flow
+from shoal.collectives.transport.device_transfer import DeviceTransfer
 from shoal.collectives.transport.ring import (
     Hops,
     Ring,
@@ -35,9 +35,9 @@ from shoal.collectives.transport.ring import (
     rotation,
     tree,
 )
-from shoal.collectives.transport.windows import Passing, meet_at_windows
+from shoal.collectives.transport.windows import WindowTransfer, meet_at_windows
 from shoal.runtime.agreement import Call
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
@@ -46,7 +46,7 @@ _ROUND_BYTES = 8 << 20  # of all processes together, per meeting
 
 
 def broadcast_bytes(
-    coordinator: Coordinator,
+    client: JobClient,
     source: int,
     data: Sequence[Buffer] | None,
     num_bytes: int,
@@ -75,13 +75,15 @@ def broadcast_bytes(
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all survivors.
     """
-    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
-    value = Bytes(data or ()) if coordinator.process == source else None
-    _move(_Broadcast(flow, source, num_bytes, value, place=Bytes(into)))
+    transfer = DeviceTransfer(
+        client, Call(name, name, callsite()), timeout_s, group=group, lane=lane
+    )
+    value = Bytes(data or ()) if client.process == source else None
+    _move(_Broadcast(transfer, source, num_bytes, value, place=Bytes(into)))
 
 
 def gather_bytes(
-    coordinator: Coordinator,
+    client: JobClient,
     data: Sequence[Buffer],
     sizes: Sequence[int],
     *,
@@ -107,23 +109,25 @@ def gather_bytes(
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all survivors.
     """
-    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
-    _move(_Gather(flow, sizes, Bytes(data), [Bytes(buffers) for buffers in into]))
+    transfer = DeviceTransfer(
+        client, Call(name, name, callsite()), timeout_s, group=group, lane=lane
+    )
+    _move(_Gather(transfer, sizes, Bytes(data), [Bytes(buffers) for buffers in into]))
 
 
 class _Broadcast(NamedTuple):
     """The bytes of one process, for all others."""
 
-    flow: Flow
+    transfer: DeviceTransfer
     source: int
     num_bytes: int
     value: Bytes | None  # on the source
     place: Bytes
 
     @property
-    def passing(self) -> Passing:
+    def window_transfer(self) -> WindowTransfer:
         """Return the same, for shared host memory."""
-        return Passing(self.value, {self.source: self.place}, {self.source: self.num_bytes})
+        return WindowTransfer(self.value, {self.source: self.place}, {self.source: self.num_bytes})
 
     def copy(self) -> None:
         """Copy this process's own bytes to where they are wanted here."""
@@ -133,66 +137,66 @@ class _Broadcast(NamedTuple):
     def over_devices(self) -> Callable[[Ring], None]:
         """Return what moves the bytes, in a thread of its own."""
         end = self.place if self.value is None else Outgoing(self.value)
-        return partial(_spread, self.flow, self.source, end, self.num_bytes)
+        return partial(_spread, self.transfer, self.source, end, self.num_bytes)
 
     def through_coordinator(self) -> None:
         """Move the bytes in rounds of bounded size."""
-        flow, source, num_bytes = self.flow, self.source, self.num_bytes
+        transfer, source, num_bytes = self.transfer, self.source, self.num_bytes
         for begin in range(0, num_bytes, _ROUND_BYTES):
-            fault_points.reach("stream.before_chunk", flow.coordinator.process)
+            fault_points.reach("stream.before_chunk", transfer.client.process)
             end = min(begin + _ROUND_BYTES, num_bytes)
             payload = b"" if self.value is None else self.value.read(begin, end - begin).tobytes()
-            answers = flow.meet(
+            answers = transfer.meet(
                 f"bytes {begin} to {end} of {num_bytes} of process {source}", payload
             )
             if self.value is None:
                 self.place.write(begin, np.frombuffer(answers[source], np.uint8))
-            flow.moved_bytes += end - begin
-            fault_points.reach("stream.after_chunk", flow.coordinator.process)
+            transfer.moved_bytes += end - begin
+            fault_points.reach("stream.after_chunk", transfer.client.process)
 
 
 class _Gather(NamedTuple):
     """The bytes of all processes, for those that have places for them."""
 
-    flow: Flow
+    transfer: DeviceTransfer
     sizes: Sequence[int]
     own: Bytes
     places: Sequence[Bytes]  # empty where nothing is received
 
     @property
-    def passing(self) -> Passing:
+    def window_transfer(self) -> WindowTransfer:
         """Return the same, for shared host memory."""
-        members = self.flow.members
+        members = self.transfer.members
         places = dict(zip(members, self.places, strict=bool(self.places)))
-        return Passing(self.own, places, dict(zip(members, self.sizes, strict=True)))
+        return WindowTransfer(self.own, places, dict(zip(members, self.sizes, strict=True)))
 
     def copy(self) -> None:
         """Copy this process's own bytes to where they are wanted here."""
         if self.places:
-            _copy(self.own, self.places[self.flow.members.index(self.flow.coordinator.process)])
+            _copy(self.own, self.places[self.transfer.members.index(self.transfer.client.process)])
 
     def over_devices(self) -> Callable[[Ring], None]:
         """Return what moves the bytes, in a thread of its own."""
         own = Outgoing(self.own)
-        return partial(_collect, self.flow, own, self.places, self.sizes)
+        return partial(_collect, self.transfer, own, self.places, self.sizes)
 
     def through_coordinator(self) -> None:
         """Move the bytes in rounds of bounded size."""
-        flow, sizes, own = self.flow, self.sizes, self.own
+        transfer, sizes, own = self.transfer, self.sizes, self.own
         step = max(1, _ROUND_BYTES // len(sizes))
         for begin in range(0, max(sizes), step):
-            fault_points.reach("stream.before_chunk", flow.coordinator.process)
+            fault_points.reach("stream.before_chunk", transfer.client.process)
             count = max(0, min(step, own.num_bytes - begin))
             stage = f"bytes from {begin} of {sum(sizes)}, {step} of each process"
-            answers = flow.meet(stage, own.read(begin, count).tobytes())
-            for process, place in zip(flow.members, self.places, strict=bool(self.places)):
+            answers = transfer.meet(stage, own.read(begin, count).tobytes())
+            for process, place in zip(transfer.members, self.places, strict=bool(self.places)):
                 place.write(begin, np.frombuffer(answers[process], np.uint8))
-            flow.moved_bytes += sum(map(len, answers.values()))
-            fault_points.reach("stream.after_chunk", flow.coordinator.process)
+            transfer.moved_bytes += sum(map(len, answers.values()))
+            fault_points.reach("stream.after_chunk", transfer.client.process)
 
 
-def _move(transfer: _Broadcast | _Gather) -> None:
-    """Move bytes through shared host memory, over the devices, or through the meeting place.
+def _move(operation: _Broadcast | _Gather) -> None:
+    """Move bytes through shared host memory, over the devices, or through the coordinator.
 
     Through memory if there is one host, else over the devices if all processes have one; meanwhile
     this process's own data are copied.
@@ -200,39 +204,39 @@ def _move(transfer: _Broadcast | _Gather) -> None:
     There is one window and one stream of device programs: if two threads used them, data of one
     lane could be taken for the other's. So they are used by lane "main" alone.
     """
-    flow, passing = transfer.flow, transfer.passing
-    if len(flow.members) == 1 or not passing.num_bytes:
-        transfer.copy()
+    transfer, window_transfer = operation.transfer, operation.window_transfer
+    if len(transfer.members) == 1 or not window_transfer.num_bytes:
+        operation.copy()
         return
-    windows = meet_at_windows(flow, passing) if flow.lane == "main" else None
+    windows = meet_at_windows(transfer, window_transfer) if transfer.lane == "main" else None
     if windows is not None:
-        windows.pass_on(flow, passing)
-    elif flow.lane == "main" and flow.group is None and has_devices(flow.coordinator):
-        if not _moves_over_devices(transfer):
-            transfer.through_coordinator()
+        windows.pass_on(transfer, window_transfer)
+    elif transfer.lane == "main" and transfer.group is None and has_devices(transfer.client):
+        if not _moves_over_devices(operation):
+            operation.through_coordinator()
     else:
-        transfer.copy()
-        transfer.through_coordinator()
+        operation.copy()
+        operation.through_coordinator()
 
 
-def _moves_over_devices(transfer: _Broadcast | _Gather) -> bool:
+def _moves_over_devices(operation: _Broadcast | _Gather) -> bool:
     """Move chunks over the devices; False if a process has none, but all have copied."""
-    flow, over = transfer.flow, transfer.over_devices()
+    transfer, over = operation.transfer, operation.over_devices()
 
     def move() -> bool:
         with borrowed_ring(
-            flow.coordinator, site=flow.call.site, timeout_s=flow.left_s, lane=flow.lane
+            transfer.client, site=transfer.call.site, timeout_s=transfer.left_s, lane=transfer.lane
         ) as ring:
             if ring is not None:
                 over(ring)
             return ring is not None
 
     def still() -> str:
-        return f"{flow.moved_bytes} bytes were moved"
+        return f"{transfer.moved_bytes} bytes were moved"
 
-    if not flow.together("the last chunk", move, still, meanwhile=transfer.copy):
+    if not transfer.together("the last chunk", move, still, meanwhile=operation.copy):
         return False
-    give_ring_back(flow.coordinator)
+    give_ring_back(transfer.client)
     return True
 
 
@@ -241,20 +245,24 @@ def _copy(value: Bytes, place: Bytes) -> None:
         place.write(begin, piece)
 
 
-def _spread(flow: Flow, source: int, end: _Endpoint, num_bytes: int, ring: Ring) -> None:
+def _spread(
+    transfer: DeviceTransfer, source: int, end: _Endpoint, num_bytes: int, ring: Ring
+) -> None:
     """Choose the tree for few chunks and the chain for many: whichever has fewer turns."""
     rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
     ring.prepare([*rounds, line])
     for run in runs(num_bytes):
         if run.num_chunks * len(rounds) <= run.num_chunks + ring.num_processes - 2:
-            _branch(flow, ring, rounds, run, end)
+            _branch(transfer, ring, rounds, run, end)
         else:
-            _pass_on(flow, ring, source, line, run, end)
+            _pass_on(transfer, ring, source, line, run, end)
 
 
-def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _Endpoint) -> None:
+def _branch(
+    transfer: DeviceTransfer, ring: Ring, rounds: Sequence[Hops], run: Run, end: _Endpoint
+) -> None:
     """Send each chunk along a binomial tree."""
-    under_way = _UnderWay(flow, ring)
+    under_way = _UnderWay(transfer, ring)
     for begin in run.begins:
         chunk = ring.zeros(run.chunk_bytes)
         if isinstance(end, Outgoing):
@@ -266,7 +274,9 @@ def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _Endp
     under_way.take()
 
 
-def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _Endpoint) -> None:
+def _pass_on(
+    transfer: DeviceTransfer, ring: Ring, source: int, line: Hops, run: Run, end: _Endpoint
+) -> None:
     """Send the chunks along a chain, pipelined.
 
     With 4 processes and source 0, after turn 2 process 1 has chunk 2, process 2 has chunk 1 and
@@ -274,19 +284,23 @@ def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _En
     """
     distance = (ring.process - source) % ring.num_processes
     chunk = ring.zeros(run.chunk_bytes)
-    under_way = _UnderWay(flow, ring)
+    under_way = _UnderWay(transfer, ring)
     for turn in range(run.num_chunks + ring.num_processes - 2):
         if isinstance(end, Outgoing) and turn < run.num_chunks:
             chunk = ring.put(end.read(run.begins[turn], run.chunk_bytes))
-        number = turn - distance + 1
-        is_ours = distance > 0 and 0 <= number < run.num_chunks
-        begin = run.begin + number * run.chunk_bytes
+        chunk_index = turn - distance + 1
+        is_ours = distance > 0 and 0 <= chunk_index < run.num_chunks
+        begin = run.begin + chunk_index * run.chunk_bytes
         chunk = under_way.move(chunk, line, end if is_ours else None, begin)
     under_way.take()
 
 
 def _collect(
-    flow: Flow, own: Outgoing, places: Sequence[Bytes], sizes: Sequence[int], ring: Ring
+    transfer: DeviceTransfer,
+    own: Outgoing,
+    places: Sequence[Bytes],
+    sizes: Sequence[int],
+    ring: Ring,
 ) -> None:
     """Move all values at once, or one after the other: whichever has fewer turns.
 
@@ -297,17 +311,17 @@ def _collect(
     chunks = [sum(run.num_chunks for run in runs(size)) for size in sizes]
     at_once = max(chunks) * (ring.num_processes - 1)
     if sum(count + ring.num_processes - 2 for count in chunks if count) >= at_once:
-        _turn(flow, ring, around, own, places, sizes)
+        _turn(transfer, ring, around, own, places, sizes)
         return
     for source, size in enumerate(sizes):
         place = places[source] if places else None
         end = own if source == ring.process else place
         for run in runs(size):
-            _pass_on(flow, ring, source, around, run, end)
+            _pass_on(transfer, ring, source, around, run, end)
 
 
 def _turn(
-    flow: Flow,
+    transfer: DeviceTransfer,
     ring: Ring,
     around: Hops,
     own: Outgoing,
@@ -315,7 +329,7 @@ def _turn(
     sizes: Sequence[int],
 ) -> None:
     """For each chunk index, rotate the ring until every process has seen every chunk."""
-    under_way = _UnderWay(flow, ring)
+    under_way = _UnderWay(transfer, ring)
     for run in runs(max(sizes)):
         for begin in run.begins:
             chunk = ring.put(own.read(begin, run.chunk_bytes))
@@ -333,8 +347,8 @@ class _UnderWay:
     ahead the runtime could run.
     """
 
-    def __init__(self, flow: Flow, ring: Ring) -> None:
-        self._flow, self._ring = flow, ring
+    def __init__(self, transfer: DeviceTransfer, ring: Ring) -> None:
+        self._transfer, self._ring = transfer, ring
         self._chunk: jax.Array | None = None
         self._into: _Endpoint = None
         self._begin = 0
@@ -348,7 +362,7 @@ class _UnderWay:
         moved = self._ring.move(chunk, hops)
         self.take()
         self._chunk, self._into, self._begin = moved, into, begin
-        self._flow.moved_bytes += moved.size // self._ring.num_processes
+        self._transfer.moved_bytes += moved.size // self._ring.num_processes
         fault_points.reach("stream.after_chunk", self._ring.process)
         return moved
 

@@ -18,16 +18,16 @@ from shoal.compat.dtensor.variable import DVariable
 from shoal.compat.members import members_of
 from shoal.errors import UsageError, raise_all
 from shoal.runtime import process
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope
 
 __all__ = ["DTensorCheckpoint", "Restored"]
 
 _COUNTER = "save_counter"
 
 
-def _coordinator(*_: object, **__: object) -> Coordinator:
-    return process.coordinator()
+def _client(*_: object, **__: object) -> JobClient:
+    return process.client()
 
 
 def _members(checkpoint: DTensorCheckpoint, *_: object, **__: object) -> tuple[int, ...] | None:
@@ -82,12 +82,12 @@ class DTensorCheckpoint:
         Raises:
           UsageError: two of them have the same name.
         """
-        found = _tracked(self._root, ())
-        if _is_variable(found):
+        tracked = _tracked(self._root, ())
+        if _is_variable(tracked):
             raise UsageError("dtensor.DTensorCheckpoint: name a variable: root=… → v=…")
         named = {name: _tracked(value, ()) for name, value in self._named.items()}
         kept = {name: tree for name, tree in named.items() if tree is not None}
-        root = found or {}
+        root = tracked or {}
         clashes = [name for name in kept if name in root and not _is_same(root[name], kept[name])]
         raise_all(
             "dtensor.DTensorCheckpoint",
@@ -95,7 +95,7 @@ class DTensorCheckpoint:
         )
         return {**root, **kept}
 
-    @one_call("DTensorCheckpoint.write", of=_coordinator, among=_members)
+    @collective_scope("DTensorCheckpoint.write", of=_client, among=_members)
     def write(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path, and return it."""
         operation = "DTensorCheckpoint.write"
@@ -110,7 +110,7 @@ class DTensorCheckpoint:
             )  # fmt: skip
         return str(file_prefix)
 
-    @one_call("DTensorCheckpoint.save", of=_coordinator, among=_members)
+    @collective_scope("DTensorCheckpoint.save", of=_client, among=_members)
     def save(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path with the next number, and return it: prefix-1, prefix-2, …"""
         self.save_counter += 1
@@ -120,7 +120,7 @@ class DTensorCheckpoint:
             self.save_counter -= 1
             raise
 
-    @one_call("DTensorCheckpoint.read", of=_coordinator, among=_members)
+    @collective_scope("DTensorCheckpoint.read", of=_client, among=_members)
     def read(self, save_path: Prefix | None, options: Any = None) -> Restored:
         """Set all variables to the values saved at a path; None: do nothing.
 
@@ -135,12 +135,12 @@ class DTensorCheckpoint:
         variables = self._tree()
         target = {**jax.tree.map(DVariable.read_value, variables, is_leaf=_is_variable)}
         with prefix_errors(operation):
-            found = restore(
+            values = restore(
                 save_path, {**target, _COUNTER: 0}, dtype="safe",
                 processes=processes_of(self._mesh), name=f"dtensor.{operation}",
             )  # fmt: skip
-        self.save_counter = int(found.pop(_COUNTER))
-        jax.tree.map(DVariable.assign, variables, found, is_leaf=_is_variable)
+        self.save_counter = int(values.pop(_COUNTER))
+        jax.tree.map(DVariable.assign, variables, values, is_leaf=_is_variable)
         return Restored()
 
     restore = read
@@ -174,15 +174,15 @@ def _tracked(value: Any, above: tuple[int, ...]) -> Any:
         return value
     if id(value) in above:  # a cyclic reference
         return None
-    found: dict[str, Any] = {}
-    for key, one in members_of(value):
-        tree = _tracked(one, (*above, id(value)))
-        if tree is not None and found.setdefault(str(key), tree) is not tree:
+    members: dict[str, Any] = {}
+    for key, member in members_of(value):
+        tree = _tracked(member, (*above, id(value)))
+        if tree is not None and members.setdefault(str(key), tree) is not tree:
             raise UsageError(
                 f"dtensor.DTensorCheckpoint: two keys of one {type(value).__name__} map to the "
                 f"name {str(key)!r}: {key!r}, and one of another type"
             )
-    return found or None
+    return members or None
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -13,7 +13,7 @@ from shoal.compat.dtensor.mesh import devices_of
 from shoal.compat.dtensor.refused import StartError
 from shoal.compat.dtensor.text import DeviceSpec
 from shoal.errors import UsageError, nearest
-from shoal.runtime.process import coordinator, is_initialized
+from shoal.runtime.process import client, is_initialized
 from shoal.runtime.startup.launcher_table import jobs_of
 from shoal.runtime.startup.launchers import numbers_of
 
@@ -40,7 +40,7 @@ _TYPES = ("CPU", "GPU", "TPU")
 def _numbers() -> tuple[int, int]:
     """Return the process number and count of the job, or of the one about to be joined."""
     if is_initialized():
-        here = coordinator()
+        here = client()
         return here.process, here.num_processes
     return numbers_of(os.environ)
 
@@ -76,8 +76,8 @@ def jobs() -> list[str]:
     """
     listed = jobs_of(os.environ.get("DTENSOR_JOBS", ""))
     if any(entry.startswith("/bns/") for entry in listed):
-        numbers = [re.findall(r"/(\d+)(?::\w+)?$", entry) for entry in listed]
-        tasks = [int(number[0]) if number else -1 for number in numbers]
+        matches = [re.findall(r"/(\d+)(?::\w+)?$", entry) for entry in listed]
+        tasks = [int(match[0]) if match else -1 for match in matches]
         if tasks != sorted(tasks) or -1 in tasks:
             raise UsageError(
                 f"dtensor.jobs: Unexpected DTENSOR_JOBS content {','.join(listed)!r}: /bns/ "
@@ -85,7 +85,7 @@ def jobs() -> list[str]:
             )
     if listed or not is_initialized() or num_clients() == 1:
         return listed
-    return list(coordinator().hosts)
+    return list(client().hosts)
 
 
 @local
@@ -105,13 +105,13 @@ def full_job_name(task_id: int | None = None) -> str:
 
     Local.
     """
-    number = client_id() if task_id is None else task_id
-    if not 0 <= number < num_clients():
+    task = client_id() if task_id is None else task_id
+    if not 0 <= task < num_clients():
         raise UsageError(
-            f"dtensor.full_job_name: Unexpected task ID {number} in local runs or in a job of "
+            f"dtensor.full_job_name: Unexpected task ID {task} in local runs or in a job of "
             f"{num_clients()}"
         )
-    return f"{job_name()}/replica:0/task:{number}"
+    return f"{job_name()}/replica:0/task:{task}"
 
 
 def type_of(operation: str, device_type: object) -> str:

@@ -143,7 +143,9 @@ def _no_service(config: Any) -> None:
 
 
 def _check_layouts(mesh: Mesh, layouts: Any, size: int, batch_dim: str | None) -> None:
-    problems = [_layout_problem(one, mesh, size, batch_dim) for one in jax.tree.leaves(layouts)]
+    problems = [
+        _layout_problem(layout, mesh, size, batch_dim) for layout in jax.tree.leaves(layouts)
+    ]
     raise_all("dtensor.DTensorDataset", [*filter(None, problems)])
 
 
@@ -223,7 +225,7 @@ class Elements:
         has_numbers = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if not has_numbers or len(data) < size:
             return None
-        if isinstance(data, _Columns) and all(hasattr(one, "dtype") for one in data.columns):
+        if isinstance(data, _Columns) and all(hasattr(column, "dtype") for column in data.columns):
             return {"source": data.tree(), "batch": size}
         return {"source": self._read, "order": range(len(data)), "batch": size}
 
@@ -266,8 +268,8 @@ class _Columns:
     def __len__(self) -> int:
         return len(self.columns[0])
 
-    def __getitem__(self, number: int) -> Any:
-        return jax.tree.unflatten(self._treedef, [column[number] for column in self.columns])
+    def __getitem__(self, index: int) -> Any:
+        return jax.tree.unflatten(self._treedef, [column[index] for column in self.columns])
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
@@ -275,7 +277,7 @@ class _Columns:
 
 def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
     """Return a dataset as its columns, if it consists of arrays; else unchanged."""
-    if not columns or not all(hasattr(one, "__getitem__") for one in columns):
+    if not columns or not all(hasattr(column, "__getitem__") for column in columns):
         return dataset
     sizes = sorted({len(column) for column in columns})
     if len(sizes) > 1:

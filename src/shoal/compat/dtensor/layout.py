@@ -168,7 +168,7 @@ class Layout:
         kind, mesh = LayoutType(layout_proto.type), Mesh.from_proto(layout_proto.mesh_config)
         if kind in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
             return cls._of((), mesh if kind else None, kind)
-        specs = [one.sharding_spec for one in layout_proto.sharding_specs]
+        specs = [spec.sharding_spec for spec in layout_proto.sharding_specs]
         named = checked("dtensor.Layout.from_proto", specs, mesh, may_be_any=True)
         return cls._of(named, mesh, kind)
 
@@ -228,13 +228,13 @@ class Layout:
     def delete(self, dims: int | Sequence[int]) -> Layout:
         """Return the layout without some dims, by their indices; negative count from the end."""
         given = list(dims) if isinstance(dims, Iterable) else [dims]
-        wrong = [one for one in given if as_integer(one) is None]
+        wrong = [dim for dim in given if as_integer(dim) is None]
         if wrong:
             raise UsageTypeError(f"dtensor.Layout.delete: {wrong} must be integers")
-        wrong = [one for one in given if not -self.rank <= one < self.rank]
+        wrong = [dim for dim in given if not -self.rank <= dim < self.rank]
         if wrong:
             raise UsageError(f"dtensor.Layout.delete: {wrong} are not dims of rank {self.rank}")
-        gone = {one % self.rank for one in given}
+        gone = {dim % self.rank for dim in given}
         specs = tuple(spec for place, spec in enumerate(self._specs) if place not in gone)
         return self._of(specs, self._mesh, self._type)
 
@@ -277,9 +277,9 @@ class Layout:
         counts = self._counts()
         index = tuple(offset_tuple)
         fits = len(index) == len(counts) and all(map(operator.lt, index, counts))
-        if not fits or any(one < 0 for one in index):
+        if not fits or any(place < 0 for place in index):
             raise UsageError(f"dtensor.Layout: {index} is not a shard of {counts}")
-        return sum(one * math.prod(counts[dim + 1 :]) for dim, one in enumerate(index))
+        return sum(place * math.prod(counts[dim + 1 :]) for dim, place in enumerate(index))
 
     def global_shape_from_local_shape(self, local_shape: Sequence[int | None]) -> tuple[int, ...]:
         """Return the shape of an array whose shards have a shape; -1 stands for an unknown size."""
@@ -398,12 +398,12 @@ def rank_of(operation: str, rank: object, least: int) -> int:
     Raises:
       UsageError: it is not an integer, or too small.
     """
-    number = as_integer(rank)
-    if number is None:
+    value = as_integer(rank)
+    if value is None:
         raise UsageTypeError(f"dtensor.Layout.{operation}: rank {rank!r} must be a whole number")
-    if number < least:
-        raise UsageError(f"dtensor.Layout.{operation}: rank {number} must be at least {least}")
-    return number
+    if value < least:
+        raise UsageError(f"dtensor.Layout.{operation}: rank {value} must be at least {least}")
+    return value
 
 
 def sizes_of(operation: str, shape: Sequence[int | None], rank: int) -> list[int]:
@@ -468,11 +468,11 @@ def mesh_for(mesh: PlanMesh) -> Mesh:
     """
     default = block_mesh()
     known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
-    same = [one for one in known if named(one, mesh.label) == mesh]
-    found = mesh
+    same = [candidate for candidate in known if named(candidate, mesh.label) == mesh]
+    chosen = mesh
     if same and not mesh.label:
-        found = same[-1]
-    described = Mesh.from_shoal(found, job=config.job_name())
+        chosen = same[-1]
+    described = Mesh.from_shoal(chosen, job=config.job_name())
     if mesh.axes:
         return described
     (device,) = described.local_devices() or described.global_devices()

@@ -17,10 +17,10 @@ from shoal.compat.dtensor.text import (
     EMPTY,
     DeviceSpec,
     MeshFields,
-    check,
+    checked_fields,
     ids_of,
     read_mesh,
-    single,
+    single_device_mesh,
     write_mesh,
 )
 from shoal.errors import UsageError, UsageTypeError, nearest
@@ -87,7 +87,7 @@ class Mesh:
             )
         dims = list(zip(dim_names, shape, strict=False))
         given = (local_device_ids, local_devices, mesh_name, global_devices, use_xla_spmd)
-        self._fill(check("dtensor.Mesh", dims, ids, *given))
+        self._fill(checked_fields("dtensor.Mesh", dims, ids, *given))
 
     def _fill(self, fields: MeshFields, placed: plan_mesh.Mesh | Mesh | None = None) -> None:
         object.__setattr__(self, "_fields", fields)
@@ -111,7 +111,7 @@ class Mesh:
     @takes("dtensor.", device=text)
     def from_device(cls, device: str) -> Mesh:
         """Return the mesh of one device, by its name."""
-        return cls._of(single(device))
+        return cls._of(single_device_mesh(device))
 
     @classmethod
     def from_string(cls, mesh_str: str) -> Mesh:
@@ -126,12 +126,14 @@ class Mesh:
         device = getattr(proto, "single_device", "")
         if device:
             return cls.from_device(device)
-        dims = [(one.name, one.size) for one in proto.mesh_dimensions]
+        dims = [(dimension.name, dimension.size) for dimension in proto.mesh_dimensions]
         if not dims and not list(proto.global_device_ids):
             return cls._of(EMPTY)
         rows = [list(proto.local_device_ids), list(proto.local_devices), proto.name]
         rows += [list(proto.global_devices), proto.use_xla_spmd]
-        return cls._of(check("dtensor.Mesh.from_proto", dims, [*proto.global_device_ids], *rows))
+        return cls._of(
+            checked_fields("dtensor.Mesh.from_proto", dims, [*proto.global_device_ids], *rows)
+        )
 
     def as_proto(self) -> Any:
         """Refuse: protocol buffers are TensorFlow's; its `Mesh.from_string` reads our text."""
@@ -225,7 +227,9 @@ class Mesh:
 
     def local_device_locations(self) -> list[dict[str, int]]:
         """Return dim → index for each device of this process, in the order of its ids."""
-        return [self._named(one - self._fields.first_id) for one in self._fields.local_ids]
+        return [
+            self._named(device_id - self._fields.first_id) for device_id in self._fields.local_ids
+        ]
 
     def _named(self, position: int) -> dict[str, int]:
         return dict(zip(self.dim_names, coords_of(position, self.shape()), strict=True))
@@ -281,8 +285,8 @@ class Mesh:
         """Return the same grid of host CPU devices: `shoal.Mesh.host_mesh`."""
         if not self.size:
             return self._of(EMPTY)
-        specs = [DeviceSpec.from_string(one) for one in self._fields.local_devices]
-        names = tuple(one.replace(device_type="CPU").to_string() for one in specs)
+        specs = [DeviceSpec.from_string(text) for text in self._fields.local_devices]
+        names = tuple(spec.replace(device_type="CPU").to_string() for spec in specs)
         fields = self._fields._replace(
             name="", local_devices=names, global_devices=(), use_xla_spmd=False
         )
@@ -319,7 +323,7 @@ def devices_of(kind: str) -> dict[int, list[int]]:
         devices = jax.devices(kind)
     except RuntimeError:  # no such devices
         return owned
-    for device in sorted(devices, key=lambda one: one.id):
+    for device in sorted(devices, key=lambda device: device.id):
         owned.setdefault(device.process_index, []).append(device.id)
     return owned
 
@@ -336,10 +340,14 @@ def placed(fields: MeshFields) -> plan_mesh.Mesh:
     specs = [DeviceSpec.from_string(fields.single)] if fields.single else _specs(fields)
     present, me = devices_of(kind), process_index()
     owners = [me if spec.task is None else spec.task for spec in specs]
-    found = [_id(spec, owner, present) for spec, owner in zip(specs, owners, strict=True)]
-    ids = [one for one in found if one is not None]
+    found_ids = [_id(spec, owner, present) for spec, owner in zip(specs, owners, strict=True)]
+    ids = [device_id for device_id in found_ids if device_id is not None]
     if len(ids) < len(specs):
-        missing = [spec.to_string() for spec, one in zip(specs, found, strict=True) if one is None]
+        missing = [
+            spec.to_string()
+            for spec, device_id in zip(specs, found_ids, strict=True)
+            if device_id is None
+        ]
         counts = {owner: len(own) for owner, own in sorted(present.items())}
         detail = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
         raise UsageError(f"dtensor.Mesh: {detail}")
@@ -363,7 +371,7 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
     pairs = sorted(zip(fields.local_ids, fields.local_devices, strict=True))
     own = [DeviceSpec.from_string(text) for _, text in pairs]
     first, me = pairs[0][0], process_index()
-    is_block = [one - first for one, _ in pairs] == [*range(len(own))]
+    is_block = [device_id - first for device_id, _ in pairs] == [*range(len(own))]
     if not is_block or (first - fields.first_id != me * len(own) and len(own) < fields.size):
         raise UsageError(
             f"dtensor.Mesh: local_device_ids={list(fields.local_ids)} do not determine the "
@@ -380,11 +388,11 @@ def fields_of(mesh: plan_mesh.Mesh, *, job: str, use_xla_spmd: bool = False) -> 
     in the order of chip numbers.
     """
     me = process_index()
-    positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}
-    own = [int(one) for one in mesh.local(me)]
+    positions = {int(device_id): place for place, device_id in enumerate(mesh.device_ids.ravel())}
+    own = [int(device_id) for device_id in mesh.local(me)]
     own = sorted(own) if mesh.kind == "tpu" else own
     names = spec_texts(mesh.kind, job, me, own)
-    local_ids = tuple(positions[one] for one in own)
+    local_ids = tuple(positions[device_id] for device_id in own)
     dims = tuple(mesh.axes.items())
     others = () if own else tuple(_everywhere(mesh, job))
     return MeshFields(
@@ -401,13 +409,13 @@ def fields_of(mesh: plan_mesh.Mesh, *, job: str, use_xla_spmd: bool = False) -> 
 def _everywhere(mesh: plan_mesh.Mesh, job: str) -> list[str]:
     """Return the names of all devices, for a process that has none of them."""
     pairs = zip(mesh.device_ids.ravel().tolist(), mesh.processes.ravel().tolist(), strict=True)
-    return [spec_texts(mesh.kind, job, owner, [one])[0] for one, owner in pairs]
+    return [spec_texts(mesh.kind, job, owner, [device_id])[0] for device_id, owner in pairs]
 
 
 def spec_texts(kind: str, job: str, process: int, ids: Sequence[int]) -> list[str]:
     """Return the names of devices of one process."""
     present = devices_of(kind).get(process, sorted(ids))
     return [
-        f"/job:{job}/replica:0/task:{process}/device:{kind.upper()}:{present.index(one)}"
-        for one in ids
+        f"/job:{job}/replica:0/task:{process}/device:{kind.upper()}:{present.index(device_id)}"
+        for device_id in ids
     ]

@@ -17,9 +17,9 @@ from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager, p
 from shoal.compat.dtensor.text import DeviceSpec, spec_of
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.placement import Rings
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.process import is_initialized
-from shoal.runtime.verb import coordinator_here
+from shoal.runtime.uses_client import client_here
 
 __all__ = [
     "barrier",
@@ -40,7 +40,9 @@ Devices = Sequence[DeviceSpec | str] | None
 def _pairs(operation: str, dims: Dims) -> list[tuple[str, int]]:
     given = dims.items() if isinstance(dims, Mapping) else dims
     pairs = list(given) if isinstance(given, Iterable) else None
-    if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+    if pairs is None or not all(
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs
+    ):
         raise UsageTypeError(
             f"dtensor.{operation}: mesh_dims={shown(dims)} must be a dict, or pairs (name, size)"
         )
@@ -53,7 +55,7 @@ def _specs(
     """Return the requested devices of this process; by default all of a type."""
     if devices is None:
         return config.local_devices(usual if device_type is None else device_type)
-    specs = [spec_of(one) for one in devices]
+    specs = [spec_of(device) for device in devices]
     kinds = {spec.device_type for spec in specs} | ({device_type.upper()} if device_type else set())
     if not specs or len(kinds) > 1:
         why = f"Conflicting devices {sorted(map(str, kinds))}" if specs else "devices=[] is empty"
@@ -121,7 +123,7 @@ def create_mesh(
 
 
 @collective("the mesh's processes")
-@one_call("create_distributed_mesh", of=coordinator_here)
+@collective_scope("create_distributed_mesh", of=client_here)
 def create_distributed_mesh(
     mesh_dims: Dims, mesh_name: str = "", local_devices: Devices = None,
     device_type: str | None = None, use_xla_spmd: bool = False,
@@ -153,7 +155,7 @@ def create_distributed_mesh(
         return create_tpu_mesh(names, sizes, mesh_name, use_xla_spmd=use_xla_spmd)
     _check_type(specs, use_xla_spmd)
     owners = range(config.num_clients())
-    ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
+    ids = [device_id for owner in owners for device_id in _of(owner, specs, local_devices is None)]
     return _made(operation, mesh_dims, mesh_name, ids, use_xla_spmd)
 
 
@@ -183,7 +185,7 @@ def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
 
 
 @collective("all processes")
-@one_call("create_tpu_mesh", of=coordinator_here)
+@collective_scope("create_tpu_mesh", of=client_here)
 def create_tpu_mesh(
     mesh_dim_names: list[str], mesh_shape: list[int], mesh_name: str, ring_dims: int | None = None,
     ring_axes: list[str] | None = None, ring_bounds: list[int] | None = None,
@@ -225,12 +227,12 @@ def _named(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
     return list(zip(names, sizes, strict=True))
 
 
-def _check_tpus(operation: str, mesh: Mesh, number: int | None) -> None:
+def _check_tpus(operation: str, mesh: Mesh, client_id: int | None) -> None:
     if check_dtensor_mesh(mesh).device_type() != "TPU":
         raise UsageError(
             f"dtensor.{operation}: The mesh must be a TPU mesh, not {mesh.device_type()}"
         )
-    if number not in (None, config.client_id()):
+    if client_id not in (None, config.client_id()):
         raise NotPossible(
             f"dtensor.{operation}: a DTensor mesh knows only this process's devices; "
             "mesh.shoal_mesh.local(process) has those of any process"
@@ -258,7 +260,7 @@ def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[
 
 
 @collective("the mesh's processes")
-@one_call("barrier", of=coordinator_here, among=mesh_owners)
+@collective_scope("barrier", of=client_here, among=mesh_owners)
 @takes("dtensor.", timeout_in_ms=or_none(number))
 def barrier(
     mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: float | None = None

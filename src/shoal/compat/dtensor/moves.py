@@ -129,9 +129,9 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
         raise UsageTypeError(
             f"dtensor.pack: the pieces must be a list, not {type(tensors).__name__}"
         )
-    if any(hasattr(one, "read_value") for one in tensors):
+    if any(hasattr(tensor, "read_value") for tensor in tensors):
         raise UsageError("dtensor.pack: Variable input is not supported; pass its read_value()")
-    pieces = [_array(one) for one in tensors]
+    pieces = [_array(tensor) for tensor in tensors]
     with prefix_errors("pack"):
         wanted = layout_for("pack", pieces[0] if pieces else 0.0, layout)
         ids = layout.mesh.local_device_ids()
@@ -159,7 +159,7 @@ def unpack(tensor: Any) -> list[jax.Array]:
         return pieces
     ids = mesh_for(layout_of(array).mesh).local_device_ids()
     by_id = dict(zip(sorted(ids), pieces, strict=True))
-    return [by_id[one] for one in ids]
+    return [by_id[device_id] for device_id in ids]
 
 
 @local

@@ -36,13 +36,13 @@ def array_from(operation: str, value: Any, dtype: Any = None) -> np.ndarray[Any,
     if not _is_of_one_kind(array.dtype, wanted):
         raise UsageError(f"dtensor.{operation}: {array.dtype} is not {wanted}; cast it")
     with np.errstate(all="ignore"):
-        found = array.astype(wanted)
-    _check_fit(operation, array, found)
-    return found
+        converted = array.astype(wanted)
+    _check_fit(operation, array, converted)
+    return converted
 
 
 def _own_dtype(value: Any, array: np.ndarray[Any, Any]) -> Any:
-    is_plain = not any(hasattr(one, "dtype") for one in jax.tree.leaves(value))
+    is_plain = not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(value))
     return jax.dtypes.canonicalize_dtype(array.dtype) if is_plain else array.dtype
 
 
@@ -56,13 +56,15 @@ def numbers_in(value: Any) -> np.ndarray[Any, Any] | None:
     return array if any(jax.dtypes.issubdtype(array.dtype, kind) for kind in kinds) else None
 
 
-def _check_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
+def _check_fit(
+    operation: str, given: np.ndarray[Any, Any], converted: np.ndarray[Any, Any]
+) -> None:
     """Refuse a cast that changed a number; fractions may be rounded."""
-    is_whole = given.dtype.kind in "iub" and found.dtype.kind in "iu"
-    kept = found == given if is_whole else np.isfinite(found) | ~np.isfinite(given)
+    is_whole = given.dtype.kind in "iub" and converted.dtype.kind in "iu"
+    kept = converted == given if is_whole else np.isfinite(converted) | ~np.isfinite(given)
     if not np.all(kept):
         worst = given[~kept].flat[0] if given.ndim else given
-        detail = f"{worst} does not fit {found.dtype}; pass dtype= or an array"
+        detail = f"{worst} does not fit {converted.dtype}; pass dtype= or an array"
         raise UsageError(f"dtensor.{operation}: {detail}")
 
 

@@ -23,10 +23,10 @@ from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
-from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.lanes import collective_scope
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.process import process_count
-from shoal.runtime.verb import coordinator_here
+from shoal.runtime.uses_client import client_here
 
 __all__ = [
     "SliceOf",
@@ -66,7 +66,7 @@ def saved_form(operation: str, name: str, value: Any) -> Any:
 
 
 @collective("the mesh's processes")
-@one_call("sharded_save", of=coordinator_here, among=mesh_owners)
+@collective_scope("sharded_save", of=client_here, among=mesh_owners)
 def sharded_save(
     mesh: Mesh, file_prefix: Prefix, tensor_names: Sequence[str], shape_and_slices: Sequence[str],
     tensors: Sequence[Any],
@@ -111,7 +111,7 @@ def _as_many(names: Any, slices: Any, tensors: Any) -> list[tuple[Any, Any, Any]
 
 
 @collective("the mesh's processes")
-@one_call("name_based_save", of=coordinator_here, among=mesh_owners)
+@collective_scope("name_based_save", of=client_here, among=mesh_owners)
 def name_based_save(
     mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
 ) -> None:
@@ -134,7 +134,7 @@ def name_based_save(
 
 
 @collective("the mesh's processes")
-@one_call("name_based_restore", of=coordinator_here, among=mesh_owners)
+@collective_scope("name_based_restore", of=client_here, among=mesh_owners)
 def name_based_restore(
     mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
 ) -> OrderedDict[str, Any]:
@@ -159,11 +159,11 @@ def name_based_restore(
     # each is a leaf of the target, so that a name such as "w[0]" is not taken for a pattern
     only = [component(name) for name in target]
     with prefix_errors("name_based_restore"):
-        found = restore(
+        values = restore(
             checkpoint_prefix, target, only=only, dtype="safe", processes=processes_of(mesh),
             name="dtensor.name_based_restore",
         )  # fmt: skip
-    return OrderedDict((name, found[name]) for name in target)
+    return OrderedDict((name, values[name]) for name in target)
 
 
 def _targets(operation: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,13 +161,13 @@ def _found(operation: str, kind: str | None) -> str:
     except RuntimeError as error:
         count = process.process_count()
         process.shutdown()
-        words = _none_found(operation, kind, str(error).splitlines()[0])
+        message = _none_found(operation, kind, str(error).splitlines()[0])
         if count > 1:
-            words += (
+            message += (
                 f"\nthis process has left the job of {count}, and cannot join it again for other "
                 'devices: start the program again, with "CPU"'
             )
-        raise StartError(words) from None
+        raise StartError(message) from None
     return kind
 
 

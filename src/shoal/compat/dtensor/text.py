@@ -19,11 +19,11 @@ __all__ = [
     "RESERVED",
     "DeviceSpec",
     "MeshFields",
-    "check",
+    "checked_fields",
     "ids_of",
     "prefix_of",
     "read_mesh",
-    "single",
+    "single_device_mesh",
     "spec_of",
     "split",
     "write_mesh",
@@ -67,7 +67,7 @@ class MeshFields(NamedTuple):
 EMPTY = MeshFields()
 
 
-def single(device: object) -> MeshFields:
+def single_device_mesh(device: object) -> MeshFields:
     """Return the mesh of one device, whose name is kept as it is.
 
     Raises:
@@ -80,7 +80,7 @@ def single(device: object) -> MeshFields:
     return MeshFields(single=str(device))
 
 
-def check(
+def checked_fields(
     operation: str, dims: Sequence[tuple[Any, int]], ids: Sequence[int], local_ids: object,
     local_devices: object, name: object, global_devices: object, use_xla_spmd: object,
 ) -> MeshFields:  # fmt: skip
@@ -98,7 +98,7 @@ def check(
     is_xla = bool(use_xla_spmd)
     problems += [*_type_problems([*locals_, *globals_], is_xla), *_name_problems(name)]
     raise_all(operation, problems)
-    here, everywhere = (tuple(one.to_string() for one in row) for row in (locals_, globals_))
+    here, everywhere = (tuple(spec.to_string() for spec in row) for row in (locals_, globals_))
     return MeshFields(
         name=str(name),
         dims=tuple(dims),
@@ -149,7 +149,7 @@ def _dim_problems(dims: Sequence[tuple[Any, int]]) -> list[str]:
 def _id_problems(ids: Sequence[int]) -> list[str]:
     if not len(ids):
         return ["Variable global_device_ids must be non-empty."]
-    if any(number != ids[0] + place for place, number in enumerate(ids)):
+    if any(device_id != ids[0] + place for place, device_id in enumerate(ids)):
         more = ", …" if len(ids) > 8 else ""
         return [f"global_device_ids must sequentially increase: {list(ids[:8])}{more}"]
     return [] if ids[0] >= 0 else [f"global_device_ids must not be negative: {ids[0]}"]
@@ -159,24 +159,24 @@ def _ids(given: object, problems: list[str]) -> list[int]:
     if not isinstance(given, list):
         problems.append(WrongType("Variable local_device_ids must be a list."))
         return []
-    wrong = [one for one in given if as_integer(one) is None]
+    wrong = [device_id for device_id in given if as_integer(device_id) is None]
     if wrong:
         problems.append(WrongType(f"local_device_ids must be whole numbers, not {wrong[:8]}"))
         return []
-    return [int(one) for one in given]
+    return [int(device_id) for device_id in given]
 
 
 def _devices(what: str, given: object, problems: list[str]) -> list[DeviceSpec]:
     if not isinstance(given, list):
         problems.append(WrongType(f"Variable {what} must be a list."))
         return []
-    found = []
-    for one in given:
+    devices = []
+    for text in given:
         try:
-            found.append(_full(spec_of(one)))
+            devices.append(_full(spec_of(text)))
         except UsageError as error:
             problems.append(f"{what}: {error}")
-    return found
+    return devices
 
 
 def _full(spec: DeviceSpec) -> DeviceSpec:
@@ -208,7 +208,7 @@ def _local_problems(
 def _where_problems(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
     problems = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
-    strange = [one for one in owned if one not in known]
+    strange = [device_id for device_id in owned if device_id not in known]
     if strange:
         problems.append(f"local_device_ids {strange[:8]} are not among the global_device_ids")
     if owned and len(ids) % len(owned):
@@ -239,7 +239,7 @@ def ids_of(given: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
         wrong = WrongType(f"global_device_ids must be integers, not {given.dtype}")
         raise_all("dtensor.Mesh", [wrong] if given.size else [])
     array = np.asarray(given)
-    return array.shape, tuple(int(one) for one in array.ravel())
+    return array.shape, tuple(int(device_id) for device_id in array.ravel())
 
 
 # ---- TensorFlow's device names: /job:localhost/replica:0/task:0/device:CPU:3.
@@ -275,13 +275,13 @@ class DeviceSpec:
         """
         if not isinstance(spec, str):
             raise UsageTypeError(f"dtensor.DeviceSpec: {spec!r} must be the name of a device")
-        found: dict[str, str | int | None] = {}
+        parsed: dict[str, str | int | None] = {}
         for part in filter(None, spec.split("/")):
             fields = _read(part, spec)
-            if "device_type" in found.keys() & fields.keys():
+            if "device_type" in parsed.keys() & fields.keys():
                 raise UsageError(f"dtensor.DeviceSpec: {spec!r} has several devices")
-            found |= fields
-        return cls(**found)  # type: ignore[arg-type]
+            parsed |= fields
+        return cls(**parsed)  # type: ignore[arg-type]
 
     def replace(self, **fields: str | int | None) -> DeviceSpec:
         """Return the same with other values of some fields."""
@@ -300,9 +300,9 @@ class DeviceSpec:
 def _read(part: str, spec: str) -> dict[str, str | int | None]:
     device = _DEVICE.fullmatch(part) or _SHORT.fullmatch(part)
     if device:
-        index = device[2]
-        number = None if index in (None, "*") else int(index)
-        return {"device_type": device[1].upper(), "device_index": number}
+        number = device[2]
+        index = None if number in (None, "*") else int(number)
+        return {"device_type": device[1].upper(), "device_index": index}
     field = _FIELD.fullmatch(part)
     if field and field[1] == "job":
         return {"job": field[2] or None}
@@ -411,7 +411,7 @@ def read_mesh(text: str) -> MeshFields:
     size = math.prod(size for _, size in sizes)
     if len(rest) == 1:
         made_up, names = _made_up(size, rest[0], text)
-        return check(
+        return checked_fields(
             operation=_operation(text),
             dims=sizes,
             ids=made_up,
@@ -426,7 +426,7 @@ def read_mesh(text: str) -> MeshFields:
     if size != len(ids):
         raise _bad_mesh(text, f"{len(ids)} global device ids for dims {dims}")
     everywhere = _device_list(rest[3]) if len(rest) - is_xla == 4 else []
-    return check(
+    return checked_fields(
         operation=_operation(text),
         dims=sizes,
         ids=ids,
@@ -441,8 +441,8 @@ def read_mesh(text: str) -> MeshFields:
 def _check_parts(rest: list[str], text: str) -> bool:
     """Check the number of parts; return whether the last one requests XLA's SPMD."""
     if not 3 <= len(rest) <= 5:
-        found = len(rest) + 2
-        raise _bad_mesh(text, f"Expected either 5, 6, 7 or 3 mesh parts but found {found}")
+        num_parts = len(rest) + 2
+        raise _bad_mesh(text, f"Expected either 5, 6, 7 or 3 mesh parts but found {num_parts}")
     if len(rest) == 5 and rest[4] != _XLA:
         raise _bad_mesh(text, f"Expected string {_XLA} as the 7th argument but got: {rest[4]!r}")
     return rest[-1] == _XLA and len(rest) > 3
@@ -450,7 +450,7 @@ def _check_parts(rest: list[str], text: str) -> bool:
 
 def _single(text: str) -> MeshFields:
     try:
-        return single(text)
+        return single_device_mesh(text)
     except UsageError as error:
         raise _bad_mesh(text, f"Input string is invalid: {error}") from None
 
@@ -477,11 +477,11 @@ def _made_up(size: int, kind: str, whole: str) -> tuple[list[int], list[str]]:
 
 
 def _id_list(text: str, whole: str) -> tuple[int, ...]:
-    words = text.split(",") if text else []
-    wrong = [word for word in words if not _WHOLE.fullmatch(word)]
+    parts = text.split(",") if text else []
+    wrong = [word for word in parts if not _WHOLE.fullmatch(word)]
     if wrong:
         raise _bad_mesh(whole, f"{wrong[0]!r} is not a device id")
-    return tuple(map(int, words))
+    return tuple(map(int, parts))
 
 
 def _device_list(text: str) -> list[str]:

@@ -154,8 +154,8 @@ def _between(
     forward: Callable[..., Any], module: Any, mesh: Mesh, before: Any, after: Any
 ) -> Callable[..., Any]:
     def forwarded(*inputs: Any, **options: Any) -> Any:
-        found = before(module, inputs, mesh) if before else inputs
-        result = forward(*(found if isinstance(found, tuple) else (found,)), **options)
+        moved = before(module, inputs, mesh) if before else inputs
+        result = forward(*(moved if isinstance(moved, tuple) else (moved,)), **options)
         return after(module, result, mesh) if after else result
 
     return forwarded

@@ -19,8 +19,8 @@ from shoal.compat.torch_xla.sharded import XLAShardedTensor, values_of
 from shoal.compat.torch_xla.tensors import fill, is_tensor
 from shoal.compat.wording import errors_named
 from shoal.errors import NotCommittedError, raise_all
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.lanes import collective_scope, fail_call, refused_for_all
 from shoal.runtime.preemption import preempted, reached
 
 __all__ = ["CheckpointManager"]
@@ -28,8 +28,8 @@ __all__ = ["CheckpointManager"]
 _NODES = JaxNodes()
 
 
-def _coordinator_of(manager: CheckpointManager, *_: object, **__: object) -> Coordinator:
-    return manager._kept._coordinator
+def _client_of(manager: CheckpointManager, *_: object, **__: object) -> JobClient:
+    return manager._kept._client
 
 
 def _fail_save(
@@ -39,7 +39,7 @@ def _fail_save(
     """Fail a refused save for the others, if these save that step."""
     is_due = isinstance(step, int) and step % manager.save_interval == 0
     if is_due or options.get("force"):
-        fail_call(_coordinator_of(manager), "save", error)
+        fail_call(_client_of(manager), "save", error)
 
 
 @collective("all processes")
@@ -147,7 +147,7 @@ class CheckpointManager:
         return self._kept.save(step, values_of(state_dict), force=True)
 
     @collective("all processes")
-    @one_call("restore", of=_coordinator_of)
+    @collective_scope("restore", of=_client_of)
     def restore(self, step: int, state_dict: Any) -> Any:
         """Restore a step into a tree, in the tree's layouts; return the tree.
 
@@ -243,7 +243,7 @@ def _filled(target: Any, restored: Any) -> Any:
     return target
 
 
-def _check(process_group: Any, *numbers: int | None) -> None:
+def _check(process_group: Any, *values: int | None) -> None:
     if process_group is not None:
         raise NoMeaningHere(
             "torch_xla CheckpointManager (shoal.Checkpoints): processes meet through "
@@ -255,8 +255,8 @@ def _check(process_group: Any, *numbers: int | None) -> None:
         ("max_pending_async", 1, "positive"),
     )
     problems = [
-        f"{name} must be {words}, not {number!r}"
-        for (name, least, words), number in zip(limits, numbers, strict=True)
-        if (number or 0) < least
+        f"{name} must be {kind}, not {value!r}"
+        for (name, least, kind), value in zip(limits, values, strict=True)
+        if (value or 0) < least
     ]
     raise_all("Checkpoints", problems)

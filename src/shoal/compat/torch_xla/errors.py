@@ -67,6 +67,6 @@ def stands_for(ours: str) -> Callable[[T], T]:
 def _translated(error: UsageError, name: str, ours: str) -> UsageError:
     kind = SpmdTypeError if isinstance(error, UsageTypeError) else SpmdError
     theirs = f"torch_xla {name.removesuffix('.__init__')}"
-    words = str(error).removeprefix(f"{theirs}: ").removeprefix(ours.rpartition(".")[2] + ": ")
-    message = f"{theirs} ({ours}): {words}"
+    reason = str(error).removeprefix(f"{theirs}: ").removeprefix(ours.rpartition(".")[2] + ": ")
+    message = f"{theirs} ({ours}): {reason}"
     return kind(message, problems=error.problems)

@@ -112,9 +112,9 @@ class Mesh:
     def _get_op_sharding_args(
         self, partition_spec: Any
     ) -> tuple[list[Any], list[Any], list[Any], int]:
-        words = op_sharding(layout_of_spec(self._mesh, partition_spec))
-        fields = (words.tile_assignment, words.group_assignment, words.replication_groups)
-        return (*(field.tolist() for field in fields), int(words.requested_type))
+        sharding = op_sharding(layout_of_spec(self._mesh, partition_spec))
+        fields = (sharding.tile_assignment, sharding.group_assignment, sharding.replication_groups)
+        return (*(field.tolist() for field in fields), int(sharding.requested_type))
 
     def __str__(self) -> str:
         ids, names = self.device_ids.tolist(), self.axis_names
@@ -158,7 +158,7 @@ class Mesh:
         missing = [n for n in self.device_ids.tolist() if n >= len(present)]
         if missing:
             raise UsageError(f"{self!r}: no device {missing}; JAX has {len(present)} devices")
-        chosen = [present[number] for number in self.device_ids]
+        chosen = [present[index] for index in self.device_ids]
         ids, owners = ([getattr(d, what) for d in chosen] for what in ("id", "process_index"))
         return plan_mesh.Mesh(
             self._mesh.axes, device_ids=ids, processes=owners, kind=chosen[0].platform
@@ -230,12 +230,12 @@ def mesh_or_global(mesh: Mesh | None) -> Mesh:
     Raises:
       UsageError: there is neither.
     """
-    found = get_global_mesh() if mesh is None else mesh
-    if found is None:
+    chosen = get_global_mesh() if mesh is None else mesh
+    if chosen is None:
         raise UsageError(
             "no mesh is given and no global mesh is set: pass mesh=, or set_global_mesh"
         )
-    return found
+    return chosen
 
 
 def numbered_devices() -> list[jax.Device]:
@@ -244,7 +244,7 @@ def numbered_devices() -> list[jax.Device]:
     Raises:
       InitializeError: this process is one of several, and has not joined them.
     """
-    process.last_coordinator()
+    process.last_client()
     return sorted(jax.devices(), key=lambda device: device.id)
 
 
@@ -252,15 +252,15 @@ def device_attributes() -> list[dict[str, Any]]:
     """Return the attributes of each device, by number: `name`, and on TPUs `coords`, …"""
     wanted = ("coords", "core_on_chip", "slice_index")
     return [
-        {"name": f"{device.platform.upper()}:{number}"}
+        {"name": f"{device.platform.upper()}:{index}"}
         | {name: getattr(device, name) for name in wanted if hasattr(device, name)}
-        for number, device in enumerate(numbered_devices())
+        for index, device in enumerate(numbered_devices())
     ]
 
 
 def on_numbers(layout: Layout) -> Layout:
     """Return a layout over device numbers instead of JAX's ids."""
-    numbers = {device.id: number for number, device in enumerate(numbered_devices())}
+    numbers = {device.id: index for index, device in enumerate(numbered_devices())}
     mesh = layout.mesh
     ids = [numbers[device] for device in mesh.device_ids.ravel().tolist()]
     return layout.with_mesh(plan_mesh.Mesh(mesh.axes, device_ids=ids))
@@ -276,7 +276,7 @@ def _named(shape: tuple[int, ...], names: tuple[str, ...] | None) -> list[tuple[
 
 def _invented(count: int) -> tuple[str, ...]:
     """Return the names that the axes of a mesh without names have in JAX."""
-    return tuple(f"axis{number}" for number in range(count))
+    return tuple(f"axis{index}" for index in range(count))
 
 
 def spec_of_layout(layout: Layout) -> tuple[Any, ...]:
@@ -284,8 +284,8 @@ def spec_of_layout(layout: Layout) -> tuple[Any, ...]:
     names = layout.mesh.axis_names
     if names != _invented(len(names)):
         return layout.dims
-    number = {name: index for index, name in enumerate(names)}
-    return tuple(dim_of([number[axis] for axis in axes]) for axes in layout.axes_of_dims)
+    index_of = {name: index for index, name in enumerate(names)}
+    return tuple(dim_of([index_of[axis] for axis in axes]) for axes in layout.axes_of_dims)
 
 
 # ---- Meshes of slices over a slower network, in the order of torch_xla's `HybridMesh`.
@@ -394,20 +394,20 @@ def _num_slices(topology: Topology) -> int:
 
 
 def _named_slices(sizes: Sizes) -> list[tuple[str, int]]:
-    return [(f"axis{number}", size) for number, size in enumerate(sizes)]
+    return [(f"axis{index}", size) for index, size in enumerate(sizes)]
 
 
 def _topology(numbers: IntArray | None = None) -> Topology:
     """Return the topology of the devices with these numbers, or of all."""
     devices = numbered_devices()
     chosen = range(len(devices)) if numbers is None else np.ravel(numbers).tolist()
-    return from_devices(_facts(number, devices[number]) for number in chosen)
+    return from_devices(_facts(index, devices[index]) for index in chosen)
 
 
-def _facts(number: int, device: Any) -> dict[str, Any]:
+def _facts(index: int, device: Any) -> dict[str, Any]:
     names = {"coords": "coords", "core_on_chip": "core", "slice_index": "slice",
              "device_kind": "kind"}  # fmt: skip
     known = {name: getattr(device, there, None) for there, name in names.items()}
     facts = {name: value for name, value in known.items() if value is not None}
     facts |= {"process": device.process_index, "platform": device.platform}
-    return {"id": number, **facts}
+    return {"id": index, **facts}

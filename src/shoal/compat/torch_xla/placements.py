@@ -82,10 +82,10 @@ def spec_of_placements(placements: Iterable[Any], rank: int) -> tuple[Any, ...]:
     ((0, 1), None)
     """
     axes: list[list[int]] = [[] for _ in range(rank)]
-    for number, placement in enumerate(placements):
+    for mesh_dim, placement in enumerate(placements):
         dim = _split_dim(placement, rank)
         if dim is not None:
-            axes[dim].append(number)
+            axes[dim].append(mesh_dim)
     return tuple(map(dim_of, axes))
 
 

@@ -51,7 +51,7 @@ __all__ = [
 
 def _shards(value: Any) -> str:
     """A list of shards."""
-    is_right = not row(value) and all(isinstance(one, XLAShard) for one in value)
+    is_right = not row(value) and all(isinstance(shard, XLAShard) for shard in value)
     return "" if is_right else "a list of XLAShards, as local_shards is"
 
 
@@ -354,7 +354,7 @@ class XLAShard:
 
 def shards_of(array: jax.Array) -> list[XLAShard]:
     """Return a host copy of the shard on each device of this process, by ascending number."""
-    numbers = {device: number for number, device in enumerate(numbered_devices())}
+    numbers = {device: index for index, device in enumerate(numbered_devices())}
     shards = sorted(array.addressable_shards, key=lambda s: numbers[s.device])
     return [
         XLAShard(
@@ -398,10 +398,10 @@ def _check_shards(values: Sequence[Any], held: Sequence[XLAShard]) -> None:
         raise UsageError(
             f"Shards must be provided for all local devices: {len(held)}, not {len(values)}"
         )
-    for number, (new, old) in enumerate(zip(values, held, strict=True)):
+    for index, (new, old) in enumerate(zip(values, held, strict=True)):
         if (np.shape(new), new.dtype) != (old.data.shape, old.data.dtype):
             raise UsageError(
-                f"shard {number} must be {old.data.dtype}{list(old.data.shape)}, as the device "
+                f"shard {index} must be {old.data.dtype}{list(old.data.shape)}, as the device "
                 f"holds, not {new.dtype}{list(np.shape(new))}"
             )
 

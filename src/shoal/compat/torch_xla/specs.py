@@ -109,20 +109,20 @@ def layout_of_spec(mesh: Mesh, spec: object) -> Layout:
     if isinstance(spec, str) or not isinstance(spec, Iterable):
         raise UsageTypeError(f"partition_spec {spec!r} must be a tuple with an entry for each dim")
     problems: list[str] = []
-    dims = [_dim(mesh, number, entry, problems) for number, entry in enumerate(spec)]
+    dims = [_dim(mesh, dim, entry, problems) for dim, entry in enumerate(spec)]
     raise_all(f"partition_spec {tuple(spec)!r} on {mesh!r}", problems)
     return Layout(mesh, *dims)
 
 
-def _dim(mesh: Mesh, number: int, entry: Any, problems: list[str]) -> Dim:
+def _dim(mesh: Mesh, dim: int, entry: Any, problems: list[str]) -> Dim:
     many = isinstance(entry, tuple | list)
     axes = [
-        _axis(mesh, number, axis, problems, is_inner=many) for axis in (entry if many else (entry,))
+        _axis(mesh, dim, axis, problems, is_inner=many) for axis in (entry if many else (entry,))
     ]
     return tuple(axes) if many else axes[0]  # type: ignore[arg-type]
 
 
-def _axis(mesh: Mesh, number: int, axis: Any, problems: list[str], *, is_inner: bool) -> str | None:
+def _axis(mesh: Mesh, dim: int, axis: Any, problems: list[str], *, is_inner: bool) -> str | None:
     """Return the name of one axis."""
     if isinstance(axis, str) or (axis is None and not is_inner):
         return axis
@@ -130,10 +130,10 @@ def _axis(mesh: Mesh, number: int, axis: Any, problems: list[str], *, is_inner: 
     if index is not None and 0 <= index < len(mesh.shape):
         return mesh.axis_names[index]
     if index is not None:
-        problems.append(f"dim {number}: index {axis} is out of bounds of mesh_shape {mesh.shape}")
+        problems.append(f"dim {dim}: index {axis} is out of bounds of mesh_shape {mesh.shape}")
     elif isinstance(axis, tuple | list):
-        problems.append(f"dim {number}: {axis!r}: a partition spec cannot contain nested tuples")
+        problems.append(f"dim {dim}: {axis!r}: a partition spec cannot contain nested tuples")
     else:
         kinds = "an axis name or index" if is_inner else "None, an axis name or index, or a tuple"
-        problems.append(WrongType(f"dim {number}: {axis!r} must be {kinds}"))
+        problems.append(WrongType(f"dim {dim}: {axis!r} must be {kinds}"))
     return None

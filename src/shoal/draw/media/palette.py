@@ -60,14 +60,14 @@ sans-serif}
 """
 
 
-def fill_class(number: int) -> str:
+def fill_class(index: int) -> str:
     """Return the CSS class of a group; -1: of none."""
-    return "none" if number < 0 else f"g{number % FILLS}"
+    return "none" if index < 0 else f"g{index % FILLS}"
 
 
-def axis_class(number: int) -> str:
+def axis_class(index: int) -> str:
     """Return the CSS class of an axis's arrows."""
-    return f"a{number % AXES}"
+    return f"a{index % AXES}"
 
 
 def style() -> str:
@@ -87,16 +87,16 @@ def _rules(time: int) -> str:
         f".shoal {selector}{{{';'.join(f'{name}:{both[time]}' for name, both in values.items())}}}"
         for selector, values in _RULES.items()
     ]
-    for number in range(FILLS):
-        rules.append(f".shoal .g{number}{{fill:{_fill(number, time)}}}")
-    for number, arrow in enumerate(_ARROWS):
-        rules.append(f".shoal .a{number} path{{stroke:{arrow[time]}}}")
-        rules.append(f".shoal g.a{number} .tip,.shoal text.a{number}{{fill:{arrow[time]}}}")
+    for index in range(FILLS):
+        rules.append(f".shoal .g{index}{{fill:{_fill(index, time)}}}")
+    for index, arrow in enumerate(_ARROWS):
+        rules.append(f".shoal .a{index} path{{stroke:{arrow[time]}}}")
+        rules.append(f".shoal g.a{index} .tip,.shoal text.a{index}{{fill:{arrow[time]}}}")
     return "\n".join(rules) + "\n"
 
 
-def _fill(number: int, time: int) -> str:
-    hue, tint = _HUES[number % len(_HUES)], _TINTS[number // len(_HUES)]
+def _fill(index: int, time: int) -> str:
+    hue, tint = _HUES[index % len(_HUES)], _TINTS[index // len(_HUES)]
     if time == 0:
         return _mix(hue, _PAPER[0], tint)
     return _mix(hue, _PAPER[1], _DARKER + 0.5 * tint * (1 - _DARKER))

@@ -35,15 +35,16 @@ class CellTable(NamedTuple):
 
     def ends(self, count: int) -> CellTable:
         """Return this many columns from both ends, with a gap for the omitted ones."""
-        own = [at for at, label in enumerate(self.columns) if label != "…"]
+        own = [column for column, label in enumerate(self.columns) if label != "…"]
         total = self.num_columns or len(own)
         kept: list[int | None] = [*own[: (count + 1) // 2], *own[len(own) - count // 2 :]]
         if count < total:
             kept.insert((count + 1) // 2, None)
         rows = [
-            (label, [GAP if at is None else cells[at] for at in kept]) for label, cells in self.rows
+            (label, [GAP if column is None else cells[column] for column in kept])
+            for label, cells in self.rows
         ]
-        columns = ["…" if at is None else self.columns[at] for at in kept]
+        columns = ["…" if column is None else self.columns[column] for column in kept]
         return self._replace(columns=columns, rows=rows, num_columns=total)
 
     def width_of(self, column: int) -> int:

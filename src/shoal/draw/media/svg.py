@@ -63,9 +63,9 @@ class Canvas:
         points = list(points)
         self.cover(*points[0], *points[0])
         steps = []
-        for at, (x, y) in enumerate(points):
+        for index, (x, y) in enumerate(points):
             self.cover(x, y, x, y)
-            steps.append(f"{'ML'[at % 2]}{number(x)} {number(y)}")
+            steps.append(f"{'ML'[index % 2]}{number(x)} {number(y)}")
         path = f'<path class="{kind}" d="{"".join(steps)}"'
         self.add(f"{path}><title>{escape(title)}</title></path>" if title else f"{path}/>")
 
@@ -151,17 +151,22 @@ def _panel(canvas: Canvas, panel: CellTable, top: float) -> float:
         top += _LINE
         canvas.text(x=0, y=top - 4, words=panel.corner, size=_FONT, kind="dim")
     begin = [left]
-    for at, label in enumerate(panel.columns):
-        texts = [label, *(line for _, cells in panel.rows for line in cells[at].text.split("\n"))]
+    for column, label in enumerate(panel.columns):
+        texts = [
+            label,
+            *(line for _, cells in panel.rows for line in cells[column].text.split("\n")),
+        ]
         wide = max(_LEAST, 2 * _PAD + max(text_width(line, _FONT) for line in texts))
         canvas.text(x=begin[-1] + wide / 2, y=top - 4, words=label, size=_FONT, kind="dim", end=0.5)
         begin.append(begin[-1] + wide)
     for label, cells in panel.rows:
         high = _LINE * max(cell.text.count("\n") + 1 for cell in cells) + 2 * _PAD
         canvas.text(x=0, y=top + high / 2 + 4, words=label, size=_FONT, kind="dim")
-        for at, cell in enumerate(cells):
-            place = ", ".join(filter(None, (panel.title, label, panel.columns[at])))
-            _cell(canvas, cell, place, (begin[at], top, begin[at + 1] - begin[at], high))
+        for column, cell in enumerate(cells):
+            place = ", ".join(filter(None, (panel.title, label, panel.columns[column])))
+            _cell(
+                canvas, cell, place, (begin[column], top, begin[column + 1] - begin[column], high)
+            )
         top += high
     return top
 
@@ -171,12 +176,12 @@ def _cell(canvas: Canvas, cell: Cell, place: str, box: tuple[float, float, float
     canvas.cover(left, top, left + wide, top + high)
     lines = cell.text.split("\n")
     middle = top + high / 2 - _LINE * (len(lines) - 1) / 2
-    words = [
-        text(x=left + wide / 2, y=middle + _LINE * at, words=line, size=_FONT, kind="id")
-        for at, line in enumerate(lines)
+    texts = [
+        text(x=left + wide / 2, y=middle + _LINE * index, words=line, size=_FONT, kind="id")
+        for index, line in enumerate(lines)
     ]
     if cell == GAP:
-        canvas.add("".join(words))
+        canvas.add("".join(texts))
         return
     block = rect(
         left=left + 1.5,
@@ -187,4 +192,4 @@ def _cell(canvas: Canvas, cell: Cell, place: str, box: tuple[float, float, float
         round_=4,
     )
     title = escape("\n".join(filter(None, (place, cell.text))))
-    canvas.add(f'<g class="chip"><title>{title}</title>{block}{"".join(words)}</g>')
+    canvas.add(f'<g class="chip"><title>{title}</title>{block}{"".join(texts)}</g>')

@@ -77,7 +77,7 @@ def _without_corner(panel: CellTable) -> CellTable:
 def _width(panel: CellTable) -> int:
     """Return the width in characters of a panel's table."""
     labels = max(cell_len(label) for label in (panel.corner, *(row[0] for row in panel.rows)))
-    columns = sum(panel.width_of(at) + 3 for at in range(len(panel.columns)))
+    columns = sum(panel.width_of(column) + 3 for column in range(len(panel.columns)))
     return 1 + (labels + 3) * bool(labels) + columns
 
 

@@ -74,7 +74,7 @@ def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
     there are several; `rings`: for each axis.
     """
     boxes = grounds(topology)
-    where = stands(boxes)
+    where = placement_of(boxes)
     index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
     places: dict[str, Any] = {}
     rank = boxes[0].rank
@@ -95,7 +95,7 @@ class _Drawing:
     def __init__(self, topology: Topology, mesh: Mesh | None, most: Most) -> None:
         self.topology, self.mesh, self.most = topology, mesh, most
         self.boxes = grounds(topology)
-        self.where = stands(self.boxes)
+        self.where = placement_of(self.boxes)
         self.axes = axes_of(mesh, self.where, self.boxes) if mesh else []
         self.positions = self._positions()
         self.last = max([a for a, axis in enumerate(self.axes) if axis.size > 1], default=0)
@@ -106,11 +106,11 @@ class _Drawing:
 
     def _positions(self) -> NDArray[np.int64]:
         """Return the position in the mesh of every device, by ascending id; -1: in no mesh."""
-        found = np.full(len(self.where.ids), -1, np.int64)
+        positions = np.full(len(self.where.ids), -1, np.int64)
         if self.mesh is not None:
             ids = self.mesh.device_ids.ravel()
-            found[self.where.find(ids)] = np.arange(len(ids))
-        return found
+            positions[self.where.find(ids)] = np.arange(len(ids))
+        return positions
 
     def scene(self) -> Scene:
         has_chips = isinstance(self.topology, Torus | Slices)
@@ -155,14 +155,14 @@ class _Drawing:
         each = self.boxes[0].sizes
         fitting = max(2, self.most.chips // math.prod(each))
         chosen = elide(range(len(self.boxes)), min(self.most.sections, fitting), None)
-        for number in chosen:
-            if number is not None:
-                self._lay_box(number, self.most.chips // max(1, len(chosen)))
+        for box_index in chosen:
+            if box_index is not None:
+                self._lay_box(box_index, self.most.chips // max(1, len(chosen)))
         if None in chosen:
             self.notes.append(f"{len(chosen) - 1} of {len(self.boxes)} slices are shown")
 
-    def _lay_box(self, number: int, chips: int) -> None:
-        box = self.boxes[number]
+    def _lay_box(self, box_index: int, chips: int) -> None:
+        box = self.boxes[box_index]
         wide, high, deep = box.sizes
         columns: _Shown = tuple(elide(range(wide), self.most.columns, None))
         rows: _Shown = tuple(elide(range(high), self.most.rows, None))
@@ -173,11 +173,11 @@ class _Drawing:
             title = f"{box.plane} = {z + box.origin[2]}" if deep > 1 else ""
             self.panels.append(
                 ChipPlane(
-                    section=number, title=title, columns=columns, rows=rows, wraps=box.wraps[:2]
+                    section=box_index, title=title, columns=columns, rows=rows, wraps=box.wraps[:2]
                 )
             )
-            self.planes.append((number, z))
-        if number == 0:
+            self.planes.append((box_index, z))
+        if box_index == 0:
             for what, shown, size in (
                 ("columns", columns, wide),
                 ("rows", rows, high),
@@ -187,22 +187,22 @@ class _Drawing:
                     self.notes.append(f"{len(shown) - 1} of {size} {what} are shown")
 
     def _chips(self, panel: int) -> Iterator[Chip]:
-        number, z = self.planes[panel]
-        box, shown = self.boxes[number], self.panels[panel]
+        box_index, z = self.planes[panel]
+        box, shown = self.boxes[box_index], self.panels[panel]
         for row, column in itertools.product(range(len(shown.rows)), range(len(shown.columns))):
             x, y = shown.columns[column], shown.rows[row]
             if x is None or y is None or box.ids[x, y, z, 0] < 0:
                 continue
             coords = tuple(a + b for a, b in zip((x, y, z), box.origin, strict=True))
-            devices = tuple(self._device(int(one)) for one in box.ids[x, y, z])
+            devices = tuple(self._device(int(device)) for device in box.ids[x, y, z])
             yield Chip(panel, column, row, coords=coords[: box.rank], devices=devices)
 
     def _device(self, device_id: int) -> DeviceMark:
         index = int(np.searchsorted(self.where.ids, device_id))
-        owner, number = int(self.where.processes[index]), int(self.positions[index])
-        if self.mesh is None or number < 0:
+        owner, place = int(self.where.processes[index]), int(self.positions[index])
+        if self.mesh is None or place < 0:
             return DeviceMark(device_id, owner, (), -1)
-        position = coords_of(number, self.mesh.shape)
+        position = coords_of(place, self.mesh.shape)
         group = 0
         for axis, size in enumerate(self.mesh.shape):
             group = group if axis == self.last else group * size + position[axis]
@@ -212,9 +212,9 @@ class _Drawing:
         """Outline every process's chips, where they fill a box of the plane."""
         if isinstance(self.topology, Flat) and len(np.unique(self.where.processes)) == 1:
             return
-        number, z = self.planes[panel]
+        box_index, z = self.planes[panel]
         shown = self.panels[panel]
-        owners = self.boxes[number].processes[:, :, z, 0]
+        owners = self.boxes[box_index].processes[:, :, z, 0]
         for process in np.unique(owners[owners >= 0]).tolist():
             own = np.argwhere(owners == process)
             low, high = own.min(axis=0), own.max(axis=0)
@@ -226,21 +226,21 @@ class _Drawing:
                 )
 
     def _links(self, panel: int) -> Iterator[LinkMark]:
-        number, _ = self.planes[panel]
-        box, shown = self.boxes[number], self.panels[panel]
+        box_index, _ = self.planes[panel]
+        box, shown = self.boxes[box_index], self.panels[panel]
         if not box.rank:
             return
         for dim, line, other in ((0, shown.columns, shown.rows), (1, shown.rows, shown.columns)):
             ends = list(_neighbours(line, box.sizes[dim], box.wraps[dim]))
-            for across in [at for at, value in enumerate(other) if value is not None]:
+            for across in [index for index, value in enumerate(other) if value is not None]:
                 for start, end, wraps in ends:
                     pair = [(start, across), (end, across)]
                     a, b = pair if dim == 0 else [(row, col) for col, row in pair]
                     yield LinkMark(panel, a, b, wraps)
 
     def _bundles(self) -> Iterator[Bundle]:
-        for number, box in enumerate(self.boxes):
-            own = {z: panel for panel, (which, z) in enumerate(self.planes) if which == number}
+        for box_index, box in enumerate(self.boxes):
+            own = {z: panel for panel, (which, z) in enumerate(self.planes) if which == box_index}
             links, deep = box.sizes[0] * box.sizes[1], box.sizes[2]
             if not box.rank:
                 continue
@@ -250,13 +250,13 @@ class _Drawing:
             if box.wraps[2] and 0 in own and deep - 1 in own:
                 yield Bundle(own[deep - 1], own[0], links, True)
 
-    def _arrows(self, number: int, axis: Axis) -> Iterator[Arrow]:
+    def _arrows(self, axis_index: int, axis: Axis) -> Iterator[Arrow]:
         """Yield the hops of an axis's first ring whose two ends are shown."""
         if axis.size == 1 or not self.most.arrows:
             return
         indices = self.where.find(np.array(axis.ring))
         places = [self.where.at(int(index)) for index in indices[: self.most.arrows + 1]]
-        shown = [self._place(one) for one in places]
+        shown = [self._place(place) for place in places]
         missing = 0
         for hop, (start, begin) in enumerate(zip(places[: self.most.arrows], shown, strict=False)):
             after = (hop + 1) % axis.size
@@ -267,34 +267,36 @@ class _Drawing:
             box = self.boxes[start.ground]
             links = links_between(start, end, box)
             around = (0, 0, 0) if links is None else ways_round(start, end, box)
-            yield Arrow(number, hop, begin, stop, links, around)
+            yield Arrow(axis_index, hop, begin, stop, links, around)
         missing = missing + max(0, axis.size - self.most.arrows)
         if missing:
             self.notes.append(f"{missing} of {axis.size} hops of {quote(axis.name)} are not shown")
 
-    def _place(self, at: Standing) -> MarkPlace | None:
-        x, y, z = at.coords
-        if (at.ground, z) not in self.planes:
+    def _place(self, standing: Standing) -> MarkPlace | None:
+        x, y, z = standing.coords
+        if (standing.ground, z) not in self.planes:
             return None
-        panel = self.planes.index((at.ground, z))
+        panel = self.planes.index((standing.ground, z))
         shown = self.panels[panel]
         if x not in shown.columns or y not in shown.rows:
             return None
-        cores = self.boxes[at.ground].cores
-        column = shown.columns.index(x) + (at.core + 0.5) / cores - 0.5
+        cores = self.boxes[standing.ground].cores
+        column = shown.columns.index(x) + (standing.core + 0.5) / cores - 0.5
         return MarkPlace(panel, column, shown.rows.index(y))
 
 
 def _inside(shown: _Shown, low: int, high: int) -> list[int]:
     """Return the columns that show a part of a range."""
-    return [at for at, value in enumerate(shown) if value is not None and low <= value <= high]
+    return [
+        index for index, value in enumerate(shown) if value is not None and low <= value <= high
+    ]
 
 
 def _neighbours(shown: _Shown, size: int, wraps: bool) -> Iterator[tuple[int, int, bool]]:
     """Yield the pairs of columns that a link joins, and whether it wraps."""
-    for at, (value, after) in enumerate(itertools.pairwise(shown)):
+    for index, (value, after) in enumerate(itertools.pairwise(shown)):
         if value is not None and after is not None:
-            yield at, at + 1, False
+            yield index, index + 1, False
     if wraps and shown[0] == 0 and shown[-1] == size - 1:
         yield len(shown) - 1, 0, True
 
@@ -313,7 +315,7 @@ class Standing(NamedTuple):
     core: int
 
 
-class Stands(NamedTuple):
+class Placement(NamedTuple):
     """The location of every device, by ascending id."""
 
     ids: IntArray  # [n]
@@ -342,7 +344,7 @@ class Stands(NamedTuple):
         return Standing(int(self.grounds[index]), tuple(coords), core)
 
 
-def stands(boxes: Sequence[Ground]) -> Stands:
+def placement_of(boxes: Sequence[Ground]) -> Placement:
     """Return the locations of the devices of all boxes."""
     cells = [np.argwhere(box.ids >= 0) for box in boxes]
     ids = np.concatenate([b.ids[tuple(c.T)] for b, c in zip(boxes, cells, strict=True)])
@@ -350,13 +352,13 @@ def stands(boxes: Sequence[Ground]) -> Stands:
     numbers = np.repeat(np.arange(len(boxes)), [len(part) for part in cells])
     order = np.argsort(ids)
     places = np.concatenate(cells)[order]
-    return Stands(ids[order], numbers[order], places, owners[order])
+    return Placement(ids[order], numbers[order], places, owners[order])
 
 
-def axes_of(mesh: Mesh, where: Stands, boxes: Sequence[Ground]) -> list[Axis]:
+def axes_of(mesh: Mesh, where: Placement, boxes: Sequence[Ground]) -> list[Axis]:
     """Return the hops of the rings of each axis."""
     index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
-    found = []
+    axes = []
     for axis, (name, size) in enumerate(mesh.axes.items()):
         after = np.roll(index, -1, axis)
         links, leaves = _lengths(index.ravel(), after.ravel(), where, boxes)
@@ -366,8 +368,8 @@ def axes_of(mesh: Mesh, where: Stands, boxes: Sequence[Ground]) -> list[Axis]:
         total, crossings = (int(part.sum(axis).max()) for part in (links, leaves))
         longest = int(links.max())
         far = _far(size, longest, total, crossings, boxes)
-        found.append(Axis(name, size, longest, total, crossings, ring, far))
-    return found
+        axes.append(Axis(name, size, longest, total, crossings, ring, far))
+    return axes
 
 
 def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Ground]) -> str:
@@ -394,7 +396,7 @@ def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Gr
 
 
 def _lengths(
-    start: IntArray, end: IntArray, where: Stands, boxes: Sequence[Ground]
+    start: IntArray, end: IntArray, where: Placement, boxes: Sequence[Ground]
 ) -> tuple[IntArray, IntArray]:
     """Return the links of each hop [n], and whether no link leads there [n]."""
     sizes, wraps, linked = _wiring(boxes)
@@ -417,14 +419,14 @@ def _wiring(boxes: Sequence[Ground]) -> tuple[IntArray, NDArray[np.bool_], NDArr
 
 def ways_round(start: Standing, end: Standing, box: Ground) -> tuple[int, int, int]:
     """Return the dims along which a hop takes the wrap-around link: -1, 0 or 1 for x, y, z."""
-    found = []
+    ways = []
     for begin, stop, size, wraps in zip(
         start.coords, end.coords, box.sizes, box.wraps, strict=True
     ):
         apart = abs(stop - begin)
         is_shorter_round = wraps and size < 2 * apart
-        found.append(int(math.copysign(1, begin - stop)) if is_shorter_round else 0)
-    return tuple(found)  # type: ignore[return-value]
+        ways.append(int(math.copysign(1, begin - stop)) if is_shorter_round else 0)
+    return tuple(ways)  # type: ignore[return-value]
 
 
 def links_between(start: Standing, end: Standing, box: Ground) -> int | None:

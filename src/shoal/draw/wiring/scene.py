@@ -168,7 +168,7 @@ def grounds(topology: Topology) -> list[Ground]:
         return [_of_torus(topology, topology.text)]
     if isinstance(topology, Slices):
         parts = enumerate(topology.parts())
-        return [_of_torus(part, f"slice {number}") for number, part in parts]
+        return [_of_torus(part, f"slice {index}") for index, part in parts]
     if isinstance(topology, Hosts):
         return [_of_hosts(topology)]
     if isinstance(topology, Flat):
@@ -202,9 +202,9 @@ def _in_lines(topology: Topology, shape: Sizes, in_line: int) -> tuple[IntArray,
         in_line = _LINE
     in_line = min(blocks, in_line)
     rows = math.ceil(blocks / in_line)
-    found = []
+    grids = []
     for values in (topology.device_ids, topology.processes):
         full = np.full((planes, rows * in_line, devices), -1, np.int64)
         full[:, :blocks] = values.reshape(shape)
-        found.append(full.reshape(planes, rows, in_line * devices).transpose(2, 1, 0)[..., None])
-    return found[0], found[1]
+        grids.append(full.reshape(planes, rows, in_line * devices).transpose(2, 1, 0)[..., None])
+    return grids[0], grids[1]

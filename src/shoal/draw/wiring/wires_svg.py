@@ -70,8 +70,10 @@ def chip_title(scene: Scene, chip: Chip) -> str:
     lines = [f"{scene.unit}{place}{of}"]
     for device in chip.devices:
         names = (axis.name for axis in scene.axes)
-        at = " ".join(f"{quote(n)}={i}" for n, i in zip(names, device.position, strict=False))
-        lines.append(f"device {device.id}, process {device.process}{': ' * bool(at)}{at}")
+        position = " ".join(f"{quote(n)}={i}" for n, i in zip(names, device.position, strict=False))
+        lines.append(
+            f"device {device.id}, process {device.process}{': ' * bool(position)}{position}"
+        )
     return "\n".join(lines)
 
 
@@ -88,9 +90,9 @@ def _signs(scene: Scene) -> list[str]:
         signs.append(
             "Outline: the chips of one host" if scene.unit == "chip" else "Outline: a host"
         )
-    if any(link.wraps for link in scene.links) or any(one.wraps for one in scene.bundles):
+    if any(link.wraps for link in scene.links) or any(bundle.wraps for bundle in scene.bundles):
         signs.append("Dashed: a link that wraps, on to the other end of its line")
-    if any(any(one.around) or one.start.panel != one.end.panel for one in scene.arrows):
+    if any(any(arrow.around) or arrow.start.panel != arrow.end.panel for arrow in scene.arrows):
         signs.append(f"Short arrows: a hop leaves one {scene.unit} and enters the next")
     if scene.bundles:
         signs.append("Thick: the links between the chips of two planes, one for each")
@@ -168,7 +170,7 @@ class _Wires:
         wide, high = self._size(panels[0])
         lines = math.ceil(len(panels) / max(1, int(_MOST_WIDTH / wide)))
         each = math.ceil(len(panels) / lines)
-        corners = [(at % each * wide, at // each * high) for at in range(len(panels))]
+        corners = [(index % each * wide, index // each * high) for index in range(len(panels))]
         return corners, each * wide, lines * high
 
     def _hosts(self) -> None:
@@ -281,10 +283,12 @@ class _Wires:
         y = bottom + 24
         names = [f"{quote(axis.name)}={axis.size}" for axis in self.scene.axes]
         indent = max([text_width(name, 13) for name in names], default=0) + 18
-        for at, axis in enumerate(self.scene.axes):
+        for index, axis in enumerate(self.scene.axes):
             if axis.size > 1:
-                canvas.add(sample_svg(at, left, y - 4.5))
-            canvas.text(x=left + 44, y=y, words=names[at], size=13, kind=f"head {axis_class(at)}")
+                canvas.add(sample_svg(index, left, y - 4.5))
+            canvas.text(
+                x=left + 44, y=y, words=names[index], size=13, kind=f"head {axis_class(index)}"
+            )
             canvas.text(left + 44 + indent, y, axis.far, 13)
             y += 21
         for line in [*_signs(self.scene), *self.scene.notes]:

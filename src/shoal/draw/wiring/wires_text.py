@@ -48,7 +48,7 @@ def render_wires(
     """
     scene = draw_wires(topology, mesh, Most(chips=_MOST_CHIPS, arrows=0))
     frames = [_Frame(scene, panel) for panel in range(len(scene.panels))]
-    has_ids = len(scene.chips) <= _MOST_WITH_IDS and all(one.width <= width for one in frames)
+    has_ids = len(scene.chips) <= _MOST_WITH_IDS and all(frame.width <= width for frame in frames)
     if not has_ids:
         most = Most(columns=max(3, width - 2), chips=_MOST_CHIPS, arrows=0)
         scene = draw_wires(topology, mesh, most)
@@ -131,14 +131,14 @@ class _Frame:
 
     def _lines(self, rows: range, columns: range, *, turned: bool) -> dict[int, set[int]]:
         """Return the lines to draw between columns, and their rows."""
-        found = {0: set(rows), len(columns): set(rows)}
+        lines = {0: set(rows), len(columns): set(rows)}
         for row, column in itertools.product(rows, columns[1:]):
             before, here = (row, column - 1), (row, column)
             if turned:
                 before, here = before[::-1], here[::-1]
             if self._owner(*before) != self._owner(*here):
-                found.setdefault(column, set()).add(row)
-        return dict(sorted(found.items()))
+                lines.setdefault(column, set()).add(row)
+        return dict(sorted(lines.items()))
 
     def lines(self) -> Iterator[Text]:
         """Yield its title and its lines."""

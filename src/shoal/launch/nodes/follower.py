@@ -11,7 +11,7 @@ import threading
 import time
 
 from shoal.launch.conclusion import Conclusion, Loss, conclude
-from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
+from shoal.launch.launchers import JobExit, Judge, PassedSignal, facts_of
 from shoal.launch.loop import Console
 from shoal.launch.news import News
 from shoal.launch.nodes.joining import NodeCard
@@ -54,7 +54,7 @@ class Follower(Peer):
         self._connection: Connection | None = None
         self._answered_s = self._began_s
         self._has_joined = False
-        self._problem = ""  # with the connection; empty: there is no answer
+        self._connect_problem = ""  # with the connection; empty: there is no answer
         self._leader, self._leader_processes = "node 0", 0
         self._beat_at_s = math.inf
         self._least_trip_s = math.inf
@@ -106,9 +106,9 @@ class Follower(Peer):
         if kind == "heard":
             self._on_accepted(frame, now)
         elif kind == "later":
-            self._problem = "a job runs there, or has ended just now"
+            self._connect_problem = "a job runs there, or has ended just now"
         elif kind == "refused":
-            self.trouble = printable(text_field(frame.header, "words"), keeps_lines=True)
+            self.problem = printable(text_field(frame.header, "words"), keeps_lines=True)
         elif kind == "beat":
             self._take_time(frame, now)
         elif kind == "start":
@@ -124,7 +124,7 @@ class Follower(Peer):
         elif kind == "verdict":
             self._verdict = verdict_of(frame.body)
             if self._start is None:
-                self.trouble = "no job has begun"  # why is in the verdict
+                self.problem = "no job has begun"  # why is in the verdict
         else:
             raise FrameError(f"{kind[:40]!r} of node 0")
 
@@ -132,9 +132,9 @@ class Follower(Peer):
         """See `server_sockets.Listener`."""
         self._connection = None
         if not self._has_joined:
-            if not self.trouble:
-                if not self._problem:
-                    self._problem = f"what listens there is no launcher of shoal: {reason}"
+            if not self.problem:
+                if not self._connect_problem:
+                    self._connect_problem = f"what listens there is no launcher of shoal: {reason}"
                 self._connect(_AGAIN_S)
             return
         self._on_closed(0, reason)
@@ -174,32 +174,32 @@ class Follower(Peer):
             self._tell(pack_frame({"do": "beat", "at": now}))
 
     def _still_running(self) -> list[str]:
-        words = f"all processes of node {self._own.node} ({self._own.host}) have ended"
-        return [f"{words}; those of other nodes still run"] if self.is_waiting else []
+        ended = f"all processes of node {self._own.node} ({self._own.host}) have ended"
+        return [f"{ended}; those of other nodes still run"] if self.is_waiting else []
 
     def _check_time(self, now: float) -> None:
-        if self._has_joined or self.trouble:
+        if self._has_joined or self.problem:
             return
         if self._connecting is not None and self._connecting.problem:
-            self._problem = self._connecting.problem
+            self._connect_problem = self._connecting.problem
         waited_s, lack = now - self._began_s, self._nodes.token.lack
         if lack and waited_s >= LACKING_S:
-            self.trouble = self._nodes.token.refusal(self._address)
+            self.problem = self._nodes.token.refusal(self._address)
             return
-        words = (
+        message = (
             f"the launcher of node 0 cannot be reached at {self._address} after {waited_s:.0f} s: "
-            f"{self._problem or 'no answer'}"
+            f"{self._connect_problem or 'no answer'}"
         )
         lost_after_s = max(self._nodes.lost_after_s, _BETWEEN_S)
         if self._nodes.is_announced and now - self._answered_s >= lost_after_s:
-            self.trouble = f"{words}\nit was lost between two restart attempts"
+            self.problem = f"{message}\nit was lost between two restart attempts"
         elif waited_s >= self._nodes.timeout_s:
-            self.trouble = words
+            self.problem = message
         elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
             self._has_warned = True
-            self._lines.append(words)
+            self._lines.append(message)
 
-    def _lose(self, node: int, words: str, last_seen_s: float) -> None:
+    def _lose(self, node: int, reason: str, last_seen_s: float) -> None:
         """Record that node 0 is lost, unless it has reported how the job ended."""
         if self._connection is not None and self._connections is not None:
             self._connections.close(self._connection)
@@ -207,10 +207,10 @@ class Follower(Peer):
         self._connection, self._beat_at_s = None, math.inf
         if self._verdict is None:
             processes = tuple(range(self._leader_processes))  # node 0's come first
-            self._loss = Loss(self._leader, words, last_seen_s, processes)
+            self._loss = Loss(self._leader, reason, last_seen_s, processes)
             self.has_failure = True
             if self._start is None:
-                self.trouble = f"{self._leader} was lost before the job began: {words}"
+                self.problem = f"{self._leader} was lost before the job began: {reason}"
 
     def report_failure(self) -> None:
         """Report the first failure on this host."""
@@ -227,24 +227,24 @@ class Follower(Peer):
         """Whether node 0 has yet to report how the job ended."""
         return self._has_joined and self._connection is not None and self._verdict is None
 
-    def finish(self, end: JobEnd) -> None:
+    def finish(self, end: JobExit) -> None:
         """Report that all processes of this host have ended."""
         self._name_others_later()
         self._tell(pack_end(end, self._shift_s))
 
-    def conclude(self, end: JobEnd) -> Conclusion:
+    def conclude(self, end: JobExit) -> Conclusion:
         """Return how the whole job ended: as reported by node 0, or if that is lost, as known."""
         attempt = self._start.attempt if self._start else self._own.attempt
         conclusion = self._verdict or self._conclude(end)
         if self._verdict is not None:  # node 0 is there, and prints the report
             conclusion = conclusion._replace(is_announced=True, reported_by=self._leader)
-        return self._judge(conclusion, end.reached, attempt)
+        return self._judge(conclusion, end.progress, attempt)
 
-    def _conclude(self, end: JobEnd) -> Conclusion:
-        total = len(end.endings) if self._start is not None else -1
+    def _conclude(self, end: JobExit) -> Conclusion:
+        total = len(end.exits) if self._start is not None else -1
         end = end._replace(start_s=min(self._start_s, end.start_s))
         losses = [self._loss] if self._loss else ()
-        facts = facts_of(end, end.endings, self.news, total, losses)
+        facts = facts_of(end, end.exits, self.news, total, losses)
         return conclude(facts._replace(of_job=self._start.total if self._start else 0))
 
     def close(self) -> None:

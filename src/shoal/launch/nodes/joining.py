@@ -145,8 +145,8 @@ class Assembly:
         """Take a node; return why no job can start with it, or an empty string."""
         own = self._own
         if card.nodes != own.nodes:
-            words = f"{card.name} was started with --nnodes {card.nodes}"
-            return f"{words}, {own.name} with --nnodes {own.nodes}"
+            text = f"{card.name} was started with --nnodes {card.nodes}"
+            return f"{text}, {own.name} with --nnodes {own.nodes}"
         if not 0 <= card.node < own.nodes:
             return f"{card.name}: the nodes of --nnodes {own.nodes} are 0 to {own.nodes - 1}"
         if card.node in self._here:
@@ -176,12 +176,12 @@ class Refused:
     def __init__(self) -> None:
         self.all: list[str] = []
 
-    def note(self, words: str) -> list[str]:
+    def note(self, refusal: str) -> list[str]:
         """Take a refusal; return the line about it, if it is new and not one of too many."""
-        if words in self.all or len(self.all) >= _MOST_REFUSED:
+        if refusal in self.all or len(self.all) >= _MOST_REFUSED:
             return []
-        self.all.append(words)
-        return [f"refused: {words}"]
+        self.all.append(refusal)
+        return [f"refused: {refusal}"]
 
 
 def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: float) -> str:
@@ -241,10 +241,10 @@ def open_ports(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise InitializeError(_refusal(host, port, port, error.errno or 0)) from None
     for other in range(port + 1, port + NUM_PORTS):
-        number = bind_error(bind, other)
-        if number:
+        error_number = bind_error(bind, other)
+        if error_number:
             server.close()
-            raise InitializeError(_refusal(host, port, other, number))
+            raise InitializeError(_refusal(host, port, other, error_number))
     return server
 
 
@@ -259,13 +259,13 @@ def strange_address(host: str) -> str:
     return f"{named} is not an address of this host: is --node-rank 0 meant for another one?"
 
 
-def _refusal(host: str, port: int, taken: int, number: int) -> str:
+def _refusal(host: str, port: int, taken: int, error_number: int) -> str:
     where = address_text(bind_host(host), taken)
-    words = f"--coordinator {address_text(host, port)}: cannot listen at {where}: "
-    words += os.strerror(number)
-    if number == errno.EADDRINUSE:
-        words += (
+    message = f"--coordinator {address_text(host, port)}: cannot listen at {where}: "
+    message += os.strerror(error_number)
+    if error_number == errno.EADDRINUSE:
+        message += (
             f"\nnode 0 uses the ports {port} to {port + NUM_PORTS - 1}: pass another port on all "
             "nodes, or end what listens there (another launcher with --node-rank 0?)"
         )
-    return words
+    return message

@@ -12,8 +12,8 @@ from typing import Any
 
 from shoal.errors import InitializeError
 from shoal.launch.conclusion import Conclusion, Loss, conclude
-from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
 from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.launchers import JobExit, Judge, PassedSignal, facts_of
 from shoal.launch.loop import Console
 from shoal.launch.nodes.joining import (
     Assembly,
@@ -26,7 +26,7 @@ from shoal.launch.nodes.joining import (
 )
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
-    NodeEnd,
+    NodeExit,
     attempt_token,
     card_of,
     end_of,
@@ -42,7 +42,7 @@ from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import EarlyServices, ServiceProcesses, late_words
 from shoal.runtime.startup.job_token import LACKING_S
-from shoal.runtime.system.progress_file import Reached, reached_together
+from shoal.runtime.system.progress_file import StepProgress, reached_together
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -82,7 +82,7 @@ class Leader(Peer):
         self._is_late = False
         self._parts_by_s = math.inf
         self._losses: list[Loss] = []
-        self._ends: dict[int, NodeEnd] = {}  # by node
+        self._ends: dict[int, NodeExit] = {}  # by node
         self._seed = secrets.token_hex(16)  # of the attempt's token, which is never sent
         self._token = attempt_token(nodes.token.secret, self._seed)
         self._turned_away: set[int] = set()  # nodes, if there is no token
@@ -95,11 +95,11 @@ class Leader(Peer):
         try:
             server = open_ports(self._nodes.host, self._nodes.port)
         except InitializeError as error:
-            self.trouble = str(error)
+            self.problem = str(error)
             return
         if not (self._nodes.token.secret or self._nodes.token.lack):
-            words = f"any program that reaches {self._address} can join this job, and end it"
-            self._lines.append(f"SHOAL_INSECURE=1: {words}")
+            warning = f"any program that reaches {self._address} can join this job, and end it"
+            self._lines.append(f"SHOAL_INSECURE=1: {warning}")
         self._listen(Connections([server], self, time.monotonic))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -118,7 +118,7 @@ class Leader(Peer):
         card = card_of(frame.header)
         if not is_proved:
             self._refuse_stranger(connection, card)
-        elif self._rules.is_complete or self.trouble:
+        elif self._rules.is_complete or self.problem:
             self._send(connection, pack_frame({"is": "later"}), then_close=True)
         elif refusal := self._rules.join(card):
             self._send(connection, pack_refused(refusal), then_close=True)
@@ -135,16 +135,16 @@ class Leader(Peer):
     def _refuse_stranger(self, connection: Connection, card: NodeCard) -> None:
         self._lines += self._refused.note(stranger_words(self._own, card))
         # A stranger need not know where the token of this host is from.
-        words = stranger_words(self._own._replace(token=""), card)
-        self._send(connection, pack_refused(words), then_close=True)
+        reason = stranger_words(self._own._replace(token=""), card)
+        self._send(connection, pack_refused(reason), then_close=True)
 
     def _turn_away(self, connection: Connection, frame: Frame) -> None:
         """Refuse a node of a job that has no token; give up once all nodes know."""
-        words = self._nodes.token.refusal(self._address)
+        reason = self._nodes.token.refusal(self._address)
         self._turned_away.add(card_of(frame.header).node)
-        self._send(connection, pack_refused(words), then_close=True)
+        self._send(connection, pack_refused(reason), then_close=True)
         if len(self._turned_away) >= self._nodes.nodes - 1:
-            self._abandon(words)
+            self._abandon(reason)
 
     def _welcome(self, connection: Connection, card: NodeCard) -> None:
         if self._connections is None:
@@ -206,9 +206,9 @@ class Leader(Peer):
             else:
                 self._send_to(node, pack_start(start, self._seed))
 
-    def _abandon(self, words: str) -> None:
+    def _abandon(self, reason: str) -> None:
         """Give up: no job starts."""
-        self.trouble = self.trouble or words
+        self.problem = self.problem or reason
 
     # While they run.
 
@@ -227,7 +227,7 @@ class Leader(Peer):
             self._begin(self.services.addresses)
 
     def _check_time(self, now: float) -> None:
-        if self._start is not None or self.trouble:
+        if self._start is not None or self.problem:
             return
         if now >= self._services_by_s:
             self._is_late = True
@@ -238,19 +238,19 @@ class Leader(Peer):
         if self._nodes.token.lack and waited_s >= LACKING_S:
             self._abandon(self._nodes.token.refusal(self._address))
             return
-        words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
+        message = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
         if waited_s >= self._nodes.timeout_s:
             notes = [*self._refused.all, strange_address(self._nodes.host)]
-            self._abandon("\n".join([words, *filter(None, notes)]))
+            self._abandon("\n".join([message, *filter(None, notes)]))
         elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
             self._has_warned = True
             note = strange_address(self._nodes.host)
-            self._lines += [words, note] if note else [words]
+            self._lines += [message, note] if note else [message]
 
     def _still_running(self) -> list[str]:
         names = [self._rules.card(node).name for node in self._joined if node not in self._ends]
-        words = f"all processes of node 0 ({self._own.host}) have ended; those of "
-        return [f"{words}{', '.join(sorted(names))} still run"] if names else []
+        ended = f"all processes of node 0 ({self._own.host}) have ended; those of "
+        return [f"{ended}{', '.join(sorted(names))} still run"] if names else []
 
     def _beat(self, node: int, frame: Frame) -> None:
         """Take a heartbeat, and answer it with the time."""
@@ -260,7 +260,7 @@ class Leader(Peer):
         self._send_to(node, pack_frame({"is": "beat", "sent": sent_s, "at": now}))
 
     def _spread_failure(self, node: int) -> None:
-        """Let all nodes begin their aftermath, at the first failure on any, `node`."""
+        """Let all nodes begin their failure grace, at the first failure of any node: of `node`."""
         if not self._has_spread_failure:
             self._has_spread_failure = True
             self.has_failure |= node != 0
@@ -282,10 +282,10 @@ class Leader(Peer):
         """Take how the processes of a node ended, and why, if none of them was the cause."""
         card = self._rules.card(node)
         end = self._ends[node] = end_of(body, card.host)
-        if end.trouble:
-            self._abandon(f"{card.name}: {end.trouble}")
+        if end.problem:
+            self._abandon(f"{card.name}: {end.problem}")
 
-    def _lose(self, node: int, words: str, last_seen_s: float) -> None:
+    def _lose(self, node: int, reason: str, last_seen_s: float) -> None:
         connection = self._joined.pop(node, None)
         self._living.forget(node)
         if connection is not None and self._connections is not None:
@@ -295,19 +295,19 @@ class Leader(Peer):
         card = self._rules.card(node)
         if not self._rules.is_complete:
             self._rules.leave(node)
-            self._lines.append(f"{card.name} has left before the job began: {words}")
+            self._lines.append(f"{card.name} has left before the job began: {reason}")
             return
         if node in self._ends:
-            self._lines.append(f"{card.name} has left after its processes had ended: {words}")
+            self._lines.append(f"{card.name} has left after its processes had ended: {reason}")
             return
         processes = self._rules.processes_of(node)
-        self._losses.append(Loss(card.name, words, last_seen_s, tuple(processes)))
+        self._losses.append(Loss(card.name, reason, last_seen_s, tuple(processes)))
         if self._start is None:
-            self._abandon(f"{card.name} was lost before the job began: {words}")
+            self._abandon(f"{card.name} was lost before the job began: {reason}")
         self._spread_failure(node)
 
     def report_failure(self) -> None:
-        """Let the other nodes begin their aftermath."""
+        """Let the other nodes begin their failure grace."""
         self._spread_failure(0)
 
     def report_signal(self, number: signal.Signals) -> None:
@@ -323,22 +323,22 @@ class Leader(Peer):
             return bool(self._joined) and time.monotonic() < self._parts_by_s
         return self._start is not None and any(node not in self._ends for node in self._joined)
 
-    def finish(self, end: JobEnd) -> None:
+    def finish(self, end: JobExit) -> None:
         """Report that all processes of this host have ended."""
         host = self._own.host
         self._name_others_later()
-        endings = [ending._replace(host=host) for ending in end.endings]
-        self._ends[0] = NodeEnd(endings, remaining=end.remaining)
+        exits = [process_exit._replace(host=host) for process_exit in end.exits]
+        self._ends[0] = NodeExit(exits, remaining=end.remaining)
 
-    def conclude(self, end: JobEnd) -> Conclusion:
+    def conclude(self, end: JobExit) -> Conclusion:
         """Return how the whole job ended, and let the other launchers know."""
-        conclusion = self._judge(self._conclude(end), self._reached(end), self._attempt)
+        conclusion = self._judge(self._conclude(end), self._progress(end), self._attempt)
         self._names_others_s = math.inf
         self._broadcast(pack_verdict(conclusion))
         self._parts_by_s = time.monotonic() + _PARTING_S
         return conclusion
 
-    def _conclude(self, end: JobEnd) -> Conclusion:
+    def _conclude(self, end: JobExit) -> Conclusion:
         remaining = [
             f"{node_end.remaining} of {self._rules.card(node).name}"
             for node, node_end in sorted(self._ends.items())
@@ -346,15 +346,15 @@ class Leader(Peer):
         ]
         end = end._replace(
             is_of_services=end.is_of_services or self._is_late,
-            reached=self._reached(end),
+            progress=self._progress(end),
             remaining="; ".join(remaining),
         )
-        endings = sorted(ending for node in self._ends.values() for ending in node.endings)
+        exits = sorted(process_exit for node in self._ends.values() for process_exit in node.exits)
         total = self._rules.total if self._start is not None else -1
-        return conclude(facts_of(end, endings, self.news, total, self._losses))
+        return conclude(facts_of(end, exits, self.news, total, self._losses))
 
-    def _reached(self, end: JobEnd) -> Reached:
-        return reached_together([end.reached, *(node.reached for node in self._ends.values())])
+    def _progress(self, end: JobExit) -> StepProgress:
+        return reached_together([end.progress, *(node.progress for node in self._ends.values())])
 
     def _broadcast(self, data: bytes, *, but: int = 0) -> None:
         for node in list(self._joined):

@@ -2,7 +2,7 @@
 
 ::
 
-    to node 0    node (card)  beat  failure  signal  done (endings)
+    to node 0    node (card)  beat  failure  signal  done (exits)
     from node 0  heard (limits)  later  refused  beat (clock)  start  news  failure  signal  verdict
 
 Times are on the monotonic clock of node 0: a sender converts its own (`shifted`).
@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.crew import JobEnd
 from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.launchers import JobExit
 from shoal.launch.nodes.joining import NodeCard
-from shoal.runtime.exit.first_failure import Ending, Gone
+from shoal.runtime.exit.first_failure import Gone, ProcessExit
 from shoal.runtime.failures.facts import (
     UNREADABLE,
     JobFailure,
@@ -31,7 +31,7 @@ from shoal.runtime.failures.facts import (
     to_json,
 )
 from shoal.runtime.failures.last_record import LastRecord
-from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.system.progress_file import StepProgress
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 from shoal.runtime.wire.proof import derived
 
@@ -40,12 +40,12 @@ _LETTERS = 400  # of an untrusted text
 MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
 
 
-class NodeEnd(NamedTuple):
+class NodeExit(NamedTuple):
     """How the job ended on another node."""
 
-    endings: list[Ending]
-    trouble: str = ""  # why it failed, if no process was the cause
-    reached: Reached = Reached()
+    exits: list[ProcessExit]
+    problem: str = ""  # why it failed, if no process was the cause
+    progress: StepProgress = StepProgress()
     remaining: str = ""  # the processes that exist in spite of SIGKILL
 
 
@@ -82,10 +82,10 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
 
 def _whole(header: Mapping[str, Any], name: str, least: int) -> int:
     """Return a number that a stranger may have sent."""
-    number = whole_field(header, name)
-    if not least <= number <= _MOST:
+    value = whole_field(header, name)
+    if not least <= value <= _MOST:
         raise FrameError(f"field {name!r} is not within {least} to {_MOST}")
-    return number
+    return value
 
 
 def _printable(header: Mapping[str, Any], name: str) -> str:
@@ -130,8 +130,8 @@ def start_of(header: Mapping[str, Any], secret: str) -> JobStart:
 
 def process_of(line: Mapping[str, Any]) -> int | None:
     """Return the process that a line of news is about, or None."""
-    found = [line[name] for name in ("joined", "gone", "dismissed") if name in line]
-    return int(found[0]) if found else None
+    processes = [line[name] for name in ("joined", "gone", "dismissed") if name in line]
+    return int(processes[0]) if processes else None
 
 
 def pack_signal(number: signal.Signals, source: str) -> bytes:
@@ -139,9 +139,9 @@ def pack_signal(number: signal.Signals, source: str) -> bytes:
     return pack_frame({"is": "signal", "number": int(number), "source": source})
 
 
-def pack_refused(words: str) -> bytes:
+def pack_refused(reason: str) -> bytes:
     """Return the frame for a launcher that cannot join."""
-    return pack_frame({"is": "refused", "words": words})
+    return pack_frame({"is": "refused", "words": reason})
 
 
 def pack_news(line: Mapping[str, Any], gone: Gone | None = None) -> bytes:
@@ -152,31 +152,31 @@ def pack_news(line: Mapping[str, Any], gone: Gone | None = None) -> bytes:
     return pack_frame({"is": "news", "line": line})
 
 
-def pack_end(end: JobEnd, shift_s: float) -> bytes:
+def pack_end(end: JobExit, shift_s: float) -> bytes:
     """Return the frame of how the job ended on a host."""
     rows = [
         {
-            **ending._asdict(),
-            "failed_s": _shifted(ending.failed_s, shift_s),
-            "ended_s": ending.ended_s + shift_s,
-            "sent_s": None if ending.sent_s == math.inf else ending.sent_s + shift_s,
-            "sent": [int(number) for number in ending.sent],
-            "asked_s": None if ending.asked_s == math.inf else ending.asked_s + shift_s,
+            **process_exit._asdict(),
+            "failed_s": _shifted(process_exit.failed_s, shift_s),
+            "ended_s": process_exit.ended_s + shift_s,
+            "sent_s": None if process_exit.sent_s == math.inf else process_exit.sent_s + shift_s,
+            "sent": [int(number) for number in process_exit.sent],
+            "asked_s": None if process_exit.asked_s == math.inf else process_exit.asked_s + shift_s,
             "left": None,
             "gone": None,
-            "record": ending.record and to_json(ending.record),
-            "threads": [to_json(_moved(one, shift_s)) for one in ending.threads],
-            "memory": ending.memory and to_json(ending.memory),
-            "crashed_at": to_json(ending.crashed_at),
+            "record": process_exit.record and to_json(process_exit.record),
+            "threads": [to_json(_moved(record, shift_s)) for record in process_exit.threads],
+            "memory": process_exit.memory and to_json(process_exit.memory),
+            "crashed_at": to_json(process_exit.crashed_at),
         }
-        for ending in end.endings
+        for process_exit in end.exits
     ]
-    of_host = {"trouble": end.trouble, "reached": end.reached, "remaining": end.remaining}
+    of_host = {"trouble": end.problem, "reached": end.progress, "remaining": end.remaining}
     text = json.dumps({"endings": rows, **of_host})
     return pack_frame({"do": "done"}, text.encode(errors="replace"))
 
 
-def end_of(body: bytes, host: str) -> NodeEnd:
+def end_of(body: bytes, host: str) -> NodeExit:
     """Parse how the job ended on the node on `host`.
 
     Raises:
@@ -185,15 +185,15 @@ def end_of(body: bytes, host: str) -> NodeEnd:
     try:
         done = json.loads(body)
         step, saved, ended = map(int, done["reached"])
-        endings = [_ending_of(row, host) for row in done["endings"]]
-        reached, remaining = Reached(step, saved, ended), str(done["remaining"])
-        return NodeEnd(endings, str(done["trouble"]), reached, remaining)
+        exits = [_exit_of(row, host) for row in done["endings"]]
+        progress, remaining = StepProgress(step, saved, ended), str(done["remaining"])
+        return NodeExit(exits, str(done["trouble"]), progress, remaining)
     except UNREADABLE:
         raise FrameError("the endings are incomplete") from None
 
 
-def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
-    return Ending(
+def _exit_of(row: Mapping[str, Any], host: str) -> ProcessExit:
+    return ProcessExit(
         process=int(row["process"]),
         code=int(row["code"]),
         failed_s=None if row["failed_s"] is None else float(row["failed_s"]),
@@ -207,10 +207,10 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         host=host,
         step=int(row["step"]),
         record=None if row["record"] is None else of_json(LastRecord, row["record"]),
-        threads=tuple(of_json(LastRecord, one) for one in row["threads"]),
+        threads=tuple(of_json(LastRecord, record) for record in row["threads"]),
         memory=None if row["memory"] is None else of_json(Memory, row["memory"]),
         ended_s=float(row["ended_s"]),
-        crashed_at=tuple(of_json(StackFrame, one) for one in row["crashed_at"]),
+        crashed_at=tuple(of_json(StackFrame, frame) for frame in row["crashed_at"]),
         asked_s=math.inf if row["asked_s"] is None else float(row["asked_s"]),
         is_python=bool(row["is_python"]),
         has_input=bool(row["has_input"]),

@@ -11,8 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from shoal.launch.crew import Judge, PassedSignal
 from shoal.launch.environment import JobStart
+from shoal.launch.launchers import Judge, PassedSignal
 from shoal.launch.loop import Console
 from shoal.launch.news import News
 from shoal.launch.nodes.joining import NodeCard
@@ -24,7 +24,7 @@ from shoal.runtime.wire.server_sockets import Connection, Connections
 
 
 class Peer(ABC):
-    """A launcher among those of all nodes; see `crew.Crew`."""
+    """A launcher among those of all nodes; see `launchers.Launchers`."""
 
     services: ServiceProcesses | None = None  # node 0 runs them
 
@@ -39,12 +39,12 @@ class Peer(ABC):
         self._signals: list[PassedSignal] = []
         self._lines: list[str] = []
         self.news = News(1)
-        self.trouble = ""
+        self.problem = ""
         self.has_failure = False
         self.next_s = 0.0
 
     def _live_by(self, limits: Limits) -> None:
-        """Judge the silence of others by these limits: a launcher has no keeper to report it."""
+        """Judge the silence of others by these limits: no host agent reports it for a launcher."""
         self._limits = limits._replace(silent_lost_after_s=limits.lost_after_s)
         self._running = RunningClock(time.monotonic(), tick_s=limits.tick_s)
         self._living: Liveness[int] = Liveness(self._limits)
@@ -84,7 +84,7 @@ class Peer(ABC):
         self._lose(node, f"its launcher ended, or its host: {reason}", time.monotonic())
 
     @abstractmethod
-    def _lose(self, node: int, words: str, last_seen_s: float) -> None:
+    def _lose(self, node: int, reason: str, last_seen_s: float) -> None:
         """Record that a launcher is lost."""
 
     @abstractmethod
@@ -105,9 +105,9 @@ class Peer(ABC):
         if now >= self.next_s:
             self.next_s = now + self._limits.tick_s
             self._poll()  # signs of life that arrived while this launcher was busy
-            for node, state, words, silent_s in self._living.tick(self._running.read(now)):
+            for node, state, reason, silent_s in self._living.tick(self._running.read(now)):
                 if state == "lost":
-                    self._lose(node, f"its launcher sends no heartbeats: {words}", now - silent_s)
+                    self._lose(node, f"its launcher sends no heartbeats: {reason}", now - silent_s)
             self._check_time(now)
         self._advance(now)
         if now >= self._names_others_s:

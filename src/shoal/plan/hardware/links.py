@@ -84,10 +84,10 @@ def links_of(
     for name, figure in given.items():
         if figure is None:
             continue
-        number = as_number(figure)
-        if number is None:
+        value = as_number(figure)
+        if value is None:
             raise UsageTypeError(f"links_of: {name}={figure!r} must be bytes per second")
-        if not 0 < number < float("inf"):
+        if not 0 < value < float("inf"):
             raise UsageError(f"links_of: {name}={figure!r} must be above 0, and finite")
     if isinstance(topology, Torus):
         near, network = _of_tori(topology, [topology])
@@ -110,9 +110,12 @@ def _filled(link: Link, given: float | None) -> Link | None:
 def _of_tori(topology: Topology, tori: Sequence[Torus]) -> tuple[Link, Link]:
     """Return the ICI, and a host's network; of several generations, the slowest."""
     known = [GENERATIONS.get(torus.generation) for torus in tori]
-    hop_s = max((one.latency_s for one in known if one), default=GENERATIONS["v5p"].latency_s)
-    ici = min(one.link_bytes_per_s if one else 0.0 for one in known)
-    source = ", ".join(sorted({one.source for one in known if one}))
+    hop_s = max(
+        (generation.latency_s for generation in known if generation),
+        default=GENERATIONS["v5p"].latency_s,
+    )
+    ici = min(generation.link_bytes_per_s if generation else 0.0 for generation in known)
+    source = ", ".join(sorted({generation.source for generation in known if generation}))
     chips = sum(torus.num_chips for torus in tori) / len(set(topology.processes.ravel().tolist()))
     dcn = chips * min(_DCN.get(torus.generation, 0.0) for torus in tori)
     network = Link("DCN", dcn, _NETWORK_S, "Cloud TPU: DCN bandwidth per chip")

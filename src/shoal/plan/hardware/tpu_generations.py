@@ -36,10 +36,10 @@ class Generation(NamedTuple):
         >>> GENERATIONS["v5e"].wraps((8, 16, 1))
         (False, True, False)
         """
-        found = tuple(size >= self.wrap_unit and size % self.wrap_unit == 0 for size in shape)
-        if self.all_or_none and not all(found[: self.dims]):
+        by_dim = tuple(size >= self.wrap_unit and size % self.wrap_unit == 0 for size in shape)
+        if self.all_or_none and not all(by_dim[: self.dims]):
             return tuple(False for _ in shape)
-        return found
+        return by_dim
 
     @property
     def latency_s(self) -> float:
@@ -78,4 +78,6 @@ GENERATIONS: Mapping[str, Generation] = {
 
 def generation_of_kind(kind: str) -> Generation | None:
     """Return the generation of a JAX `device_kind`; None if unknown."""
-    return next((one for one in GENERATIONS.values() if kind in one.kinds), None)
+    return next(
+        (generation for generation in GENERATIONS.values() if kind in generation.kinds), None
+    )

@@ -264,29 +264,29 @@ class Torus(Topology):
         return math.prod(self.shape)
 
     def _ids(self) -> IntArray:
-        number = np.arange(self.num_chips).reshape(self.shape[::-1]).T
-        return np.asarray(number[..., None] * self.cores + np.arange(self.cores))
+        chips = np.arange(self.num_chips).reshape(self.shape[::-1]).T
+        return np.asarray(chips[..., None] * self.cores + np.arange(self.cores))
 
     def _processes(self) -> IntArray:
         blocks = tuple(-(-s // h) for s, h in zip(self.shape, self.host, strict=True))
-        number = np.arange(math.prod(blocks)).reshape(blocks[::-1]).T
+        hosts = np.arange(math.prod(blocks)).reshape(blocks[::-1]).T
         for dim, size in enumerate(self.host):
-            number = np.repeat(number, size, axis=dim)
-        return np.broadcast_to(number[..., None], self.grid)
+            hosts = np.repeat(hosts, size, axis=dim)
+        return np.broadcast_to(hosts[..., None], self.grid)
 
     @property
     def text(self) -> str:
         """`v5p:4x4x8`, and any differences from its generation."""
         plain = Torus(self.shape, self.generation)
-        words = [f"{self.generation or 'torus'}:{text_of(self.shape)}"]
+        fields = [f"{self.generation or 'torus'}:{text_of(self.shape)}"]
         if self.wrap != plain.wrap:
             dims = "".join(d for d, wraps in zip(DIMS, self.wrap, strict=False) if wraps)
-            words.append(f"wrap={dims or 'none'}")
+            fields.append(f"wrap={dims or 'none'}")
         if self.host != plain.host:
-            words.append(f"host={text_of(self.host)}")
+            fields.append(f"host={text_of(self.host)}")
         if self.cores != plain.cores:
-            words.append(f"cores={self.cores}")
-        return " ".join(words)
+            fields.append(f"cores={self.cores}")
+        return " ".join(fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,48 +308,48 @@ class Slices(Topology):
         slices = tuple(self.slices)
         if not slices:
             raise UsageError("Slices: there must be at least one slice")
-        wrong = [one for one in slices if not isinstance(one, Torus)]
+        wrong = [torus for torus in slices if not isinstance(torus, Torus)]
         if wrong:
             raise UsageError(f"Slices: {wrong[0]!r} is not a Torus")
         plain = tuple(
-            one if one.numbering == PLAIN else dataclasses.replace(one, numbering=PLAIN)
-            for one in slices
+            torus if torus.numbering == PLAIN else dataclasses.replace(torus, numbering=PLAIN)
+            for torus in slices
         )
         object.__setattr__(self, "slices", plain)
         if plain != slices and self.numbering == PLAIN:
             ids, processes = (
-                np.concatenate([getattr(one, name).ravel() for one in slices])
+                np.concatenate([getattr(torus, name).ravel() for torus in slices])
                 for name in ("device_ids", "processes")
             )
-            listed = np.concatenate([one.listed_ids for one in slices])
+            listed = np.concatenate([torus.listed_ids for torus in slices])
             object.__setattr__(self, "numbering", self.numbered(ids, processes, listed).numbering)
 
     @property
     def is_even(self) -> bool:
         """Whether all slices have the same shape."""
-        return len({(one.shape, one.cores) for one in self.slices}) == 1
+        return len({(torus.shape, torus.cores) for torus in self.slices}) == 1
 
     @property
     def grid(self) -> tuple[int, ...]:
         """Slices first where all have one shape; else one line of devices."""
         if self.is_even:
             return (len(self.slices), *self.slices[0].grid)
-        return (sum(one.num_devices for one in self.slices),)
+        return (sum(torus.num_devices for torus in self.slices),)
 
     def parts(self) -> Iterator[Torus]:
         """Yield each slice with its ids, processes and order of the whole."""
         ids, processes, begin = self.device_ids.ravel(), self.processes.ravel(), 0
-        for one in self.slices:
-            cells = slice(begin, begin + one.num_devices)
+        for torus in self.slices:
+            cells = slice(begin, begin + torus.num_devices)
             own = np.isin(self.listed_ids, ids[cells])
-            yield one.numbered(ids[cells], processes[cells], self.listed_ids[own])
-            begin += one.num_devices
+            yield torus.numbered(ids[cells], processes[cells], self.listed_ids[own])
+            begin += torus.num_devices
 
     def _ids(self) -> IntArray:
-        return self._joined([one.device_ids for one in self.slices], count=True)
+        return self._joined([torus.device_ids for torus in self.slices], count=True)
 
     def _processes(self) -> IntArray:
-        return self._joined([one.processes for one in self.slices])
+        return self._joined([torus.processes for torus in self.slices])
 
     def _joined(self, rows: list[IntArray], *, count: bool = False) -> IntArray:
         """Concatenate the numbers of the slices, each offset past the largest before it."""
@@ -364,4 +364,4 @@ class Slices(Topology):
         """`v5e:4x8 x 2 slices`; where they differ, `v5e:4x8 + v5e:4x4`."""
         if len(set(self.slices)) == 1:
             return f"{self.slices[0].text} x {len(self.slices)} slices"
-        return " + ".join(one.text for one in self.slices)
+        return " + ".join(torus.text for torus in self.slices)

@@ -50,45 +50,45 @@ def write(
 _ARGUMENTS = {"ids": "device_ids", "name": "label"}  # of `Mesh`, where they differ from the fields
 
 
-def read_mesh(words: Words) -> dict[str, Any]:
+def read_mesh(tokens: Words) -> dict[str, Any]:
     """Parse a mesh, and return the arguments of `Mesh`. The caller checks that nothing follows."""
     axes: list[tuple[str, int]] = []
-    if words.skip("("):
-        words.expect(")")
+    if tokens.skip("("):
+        tokens.expect(")")
     else:
-        while words.peek() not in ("", "|"):
-            axis = words.name()
-            words.expect("=")
-            axes.append((axis, words.integer()))
-            words.skip(",")  # `data=4, model=2` is also accepted
+        while tokens.peek() not in ("", "|"):
+            axis = tokens.name()
+            tokens.expect("=")
+            axes.append((axis, tokens.integer()))
+            tokens.skip(",")  # `data=4, model=2` is also accepted
         if not axes:
-            raise words.error("axes, such as data=4 model=2, expected")
+            raise tokens.error("axes, such as data=4 model=2, expected")
     count = math.prod(size for _, size in axes)
     fields: dict[str, Any] = {}
-    while words.skip("|"):
-        field = words.peek()
+    while tokens.skip("|"):
+        field = tokens.peek()
         if field in fields:
-            raise words.error(f"{field} occurs twice,")
-        fields[field] = _read_field(words, count)
+            raise tokens.error(f"{field} occurs twice,")
+        fields[field] = _read_field(tokens, count)
     explicit = fields.pop("explicit", ())
     arguments = {_ARGUMENTS.get(field, field): value for field, value in fields.items()}
     return {**arguments, "axes": axes, "axis_types": dict.fromkeys(explicit, "explicit")}
 
 
-def _read_field(words: Words, size: int) -> Any:
-    if words.skip("ids"):
-        return words.runs(size)
-    if words.skip("processes"):
-        values, counts = words.repeats(size)
+def _read_field(tokens: Words, size: int) -> Any:
+    if tokens.skip("ids"):
+        return tokens.runs(size)
+    if tokens.skip("processes"):
+        values, counts = tokens.repeats(size)
         return values[0] if counts == [size] else np.repeat(values, counts)
-    if words.skip("kind") or words.skip("name"):
-        return words.name()
-    if words.skip("explicit"):
-        names = [words.name()]
-        while words.skip(","):
-            names.append(words.name())
+    if tokens.skip("kind") or tokens.skip("name"):
+        return tokens.name()
+    if tokens.skip("explicit"):
+        names = [tokens.name()]
+        while tokens.skip(","):
+            names.append(tokens.name())
         return names
-    raise words.error("ids, processes, kind, name or explicit expected")
+    raise tokens.error("ids, processes, kind, name or explicit expected")
 
 
 def show_mesh(

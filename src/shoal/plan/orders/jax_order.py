@@ -109,7 +109,7 @@ def hybrid_order(
             f"{text_of(outer)} of them are requested"
         )
     split = allow_split_physical_axes
-    meshes = [order(one, inner, allow_split_physical_axes=split) for one in parts]
+    meshes = [order(part, inner, allow_split_physical_axes=split) for part in parts]
     return interleaved(meshes, inner, outer)
 
 
@@ -289,13 +289,13 @@ def _factors(number: int) -> list[int]:
 
     Fixed later: https://github.com/jax-ml/jax/issues/38286.
     """
-    found = []
+    factors = []
     for prime in range(2, math.isqrt(number) + 2):
         while number % prime == 0:
-            found.append(prime)
+            factors.append(prime)
             number //= prime
         if number == 1:
-            return found
+            return factors
     return [number]
 
 

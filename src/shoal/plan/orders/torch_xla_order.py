@@ -52,7 +52,7 @@ def order(
             "span its slices with across= (Provide dcn_mesh_shape)"
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
-    meshes = [_in_slice(one, inner, allow_split) for one in topology.parts()]
+    meshes = [_in_slice(part, inner, allow_split) for part in topology.parts()]
     return jax_order.interleaved(meshes, inner, outer)
 
 

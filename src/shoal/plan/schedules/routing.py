@@ -57,10 +57,10 @@ class LinkTraffic:
 
     def add(self, source: IntArray, target: IntArray, num_bytes: float) -> None:
         """Send bytes from each of the sources to its target [devices, dims]."""
-        at = source.copy()
+        places = source.copy()
         for dim in self._grid.dims:
-            self.add_along(dim, at, target[:, dim], num_bytes)
-            at[:, dim] = target[:, dim]
+            self.add_along(dim, places, target[:, dim], num_bytes)
+            places[:, dim] = target[:, dim]
 
     def add_along(self, dim: int, source: IntArray, end: IntArray, num_bytes: float) -> None:
         """Send bytes from each source along one dim; of two equally short ways, half on each."""
@@ -114,14 +114,14 @@ def box_values(groups: IntArray) -> list[IntArray] | None:
       for each dim the coordinates of each group's box, in order [groups, count]. A group of as many
       members as the product of its counts holds every combination of them: it is a box.
     """
-    found, members = [], groups.shape[1]
+    boxes, members = [], groups.shape[1]
     for dim in range(groups.shape[2]):
         values = np.sort(groups[:, :, dim], axis=1)
         counts = 1 + (np.diff(values, axis=1) > 0).sum(axis=1)
         if (counts != counts[0]).any() or members % counts[0]:
             return None
-        found.append(values[:, :: members // int(counts[0])])
-    return found if math.prod(values.shape[1] for values in found) == members else None
+        boxes.append(values[:, :: members // int(counts[0])])
+    return boxes if math.prod(values.shape[1] for values in boxes) == members else None
 
 
 class GatherLine(NamedTuple):
@@ -142,7 +142,7 @@ def lines(grid: Grid, groups: IntArray, values: list[IntArray]) -> list[GatherLi
     it. The loads that the lines of all groups put on one link are added up; the mode with the
     lighter busiest link is taken.
     """
-    found = []
+    gathered = []
     place = grid.place(groups)
     for dim in grid.dims:
         size, own = values[dim].shape[1], values[dim]
@@ -159,5 +159,5 @@ def lines(grid: Grid, groups: IntArray, values: list[IntArray]) -> list[GatherLi
             gaps = np.diff(own, axis=1, append=own[:, :1] + chips)
             row = np.bincount(place, minlength=total).reshape(grid.chips).sum(axis=dim)
             modes.append((int(row.max()) / size / 2, size // 2 * int(gaps.max())))
-        found.append(GatherLine(dim - 1, size, *min(modes)))
-    return found
+        gathered.append(GatherLine(dim - 1, size, *min(modes)))
+    return gathered

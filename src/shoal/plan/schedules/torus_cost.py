@@ -55,12 +55,12 @@ def gather(
     values = box_values(several[0]) if len(several) == 1 else None
     if values is None:
         return _ring(grid, several, link, num_bytes, passes)
-    found = lines(grid, several[0], values)
-    steps = passes * (sum(line.steps for line in found) + values[-1].shape[1] - 1)
+    own_lines = lines(grid, several[0], values)
+    steps = passes * (sum(line.steps for line in own_lines) + values[-1].shape[1] - 1)
     share, dims = _bucket(
-        [line.chips for line in found], [line.load for line in found], several[0].shape[1]
+        [line.chips for line in own_lines], [line.load for line in own_lines], several[0].shape[1]
     )
-    return _stage(link, [found[n].dim for n in dims], steps, passes * num_bytes * share)
+    return _stage(link, [own_lines[n].dim for n in dims], steps, passes * num_bytes * share)
 
 
 def box_gather(sides: Sequence[Side], cores: int) -> tuple[int, float]:
@@ -203,6 +203,6 @@ def _busiest(grid: Grid, traffic: LinkTraffic, link: Link, steps: int) -> Stage:
 
 def _stage(link: Link, dims: Sequence[int], steps: int, link_bytes: float) -> Stage:
     """Return the stage; between the cores of a chip no link carries anything."""
-    words = f"{link.name} {''.join(DIMS[dim] for dim in dims)}" if link_bytes else "in chip"
+    where = f"{link.name} {''.join(DIMS[dim] for dim in dims)}" if link_bytes else "in chip"
     seconds = steps * link.latency_s + link_bytes / link.bytes_per_s
-    return Stage(steps, link_bytes, seconds, words)
+    return Stage(steps, link_bytes, seconds, where)

@@ -55,10 +55,10 @@ def tiles_by(dims: Sequence[Sequence[int]], own: Mesh, mesh: Mesh | None = None)
 
 def tile_numbers(tiles: Tiles) -> IntArray:
     """Return the number of each device's tile, row-major over the dims [devices]."""
-    number = np.zeros(len(tiles.coords), np.int64)
+    numbers = np.zeros(len(tiles.coords), np.int64)
     for count, coords in zip(tiles.counts, tiles.coords.T, strict=True):
-        number = number * count + coords
-    return number
+        numbers = numbers * count + coords
+    return numbers
 
 
 def grid_of(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...] | None:
@@ -135,9 +135,11 @@ def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ..
             if receiver in have:
                 continue
             near = [
-                one for one in have if processes[one] == processes[receiver] and turns[one] < most
+                holder
+                for holder in have
+                if processes[holder] == processes[receiver] and turns[holder] < most
             ]
-            sender = min(near or have, key=lambda one: (turns[one], one))
+            sender = min(near or have, key=lambda holder: (turns[holder], holder))
             turns[sender] += 1
             sends.append((sender, receiver, block))
     colours = edge_colours([(sender, receiver) for sender, receiver, _ in sends])
@@ -174,10 +176,10 @@ def exchange_copies(before: Layout, after: Layout) -> tuple[Copies, ...]:
         for a, b, c, d in zip(*held, *wanted, strict=True)
     ]
     rounds = exchange_rounds(before, after)
-    found = [_copies(sends, kept, held[0], wanted[0]) for sends in rounds]
+    copies = [_copies(sends, kept, held[0], wanted[0]) for sends in rounds]
     while any(kept):
-        found.append(_copies((), kept, held[0], wanted[0]))
-    return tuple(found)
+        copies.append(_copies((), kept, held[0], wanted[0]))
+    return tuple(copies)
 
 
 def _copies(

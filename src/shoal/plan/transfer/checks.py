@@ -105,9 +105,9 @@ def _check_shape(
         try:
             sizes = layout.check_shape(shape)
         except UsageError as error:
-            words = WrongType(error) if isinstance(error, UsageTypeError) else str(error)
-            if words not in problems:
-                problems.append(words)
+            problem = WrongType(error) if isinstance(error, UsageTypeError) else str(error)
+            if problem not in problems:
+                problems.append(problem)
     return sizes
 
 

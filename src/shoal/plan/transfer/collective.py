@@ -60,9 +60,9 @@ class Transition(NamedTuple):
 
 def state_of(layout: Layout) -> LayoutState:
     """Return the state of a layout of a mesh of digits."""
-    number = {axis: i for i, axis in enumerate(layout.mesh.axis_names)}
-    dims = tuple(tuple(number[axis] for axis in dim) for dim in layout.axes_of_dims)
-    return LayoutState(dims, frozenset(number[axis] for axis in layout.partial))
+    index_of = {axis: i for i, axis in enumerate(layout.mesh.axis_names)}
+    dims = tuple(tuple(index_of[axis] for axis in dim) for dim in layout.axes_of_dims)
+    return LayoutState(dims, frozenset(index_of[axis] for axis in layout.partial))
 
 
 def layout_of_state(state: LayoutState, mesh: Mesh) -> Layout:
@@ -261,8 +261,8 @@ def _split(mesh: Mesh, cuts: set[int]) -> tuple[list[int], Axes]:
     """Return the sizes of the digits in mesh order, and the digits of each axis."""
     sizes: list[int] = []
     axes: Axes = {}
-    for number, (axis, size) in enumerate(mesh.axes.items()):
-        low = math.prod(mesh.shape[number + 1 :])
+    for index, (axis, size) in enumerate(mesh.axes.items()):
+        low = math.prod(mesh.shape[index + 1 :])
         inside = sorted(c // low for c in cuts if c % low == 0 and low < c < low * size)
         begin = len(sizes)
         for less, more in reversed(list(pairwise([1, *inside, size]))):
@@ -278,10 +278,10 @@ def _coords(sizes: Sequence[int], places: IntArray) -> list[bytes]:
 
 def _twins(own: list[bytes], other: list[bytes]) -> dict[int, int] | None:
     """Return for each digit of the other mesh its equal in this one, or None."""
-    number = {digit: i for i, digit in enumerate(own)}
-    if any(digit not in number for digit in other):
+    index_of = {digit: i for i, digit in enumerate(own)}
+    if any(digit not in index_of for digit in other):
         return None
-    return {i: number[digit] for i, digit in enumerate(other)}
+    return {i: index_of[digit] for i, digit in enumerate(other)}
 
 
 def _coarsened(
@@ -297,12 +297,12 @@ def _coarsened(
         first, second = min(
             pairs, key=lambda pair: math.prod(sizes[d] for d in (*pair[0], *pair[1]))
         )
-        at = groups.index(first)
-        groups[at : at + 2] = [first + second]
-    number = {group[0]: i for i, group in enumerate(groups)}
+        index = groups.index(first)
+        groups[index : index + 2] = [first + second]
+    index_of = {group[0]: i for i, group in enumerate(groups)}
 
     def merged(axes: Axes) -> Axes:
-        return {axis: [number[d] for d in row if d in number] for axis, row in axes.items()}
+        return {axis: [index_of[d] for d in row if d in index_of] for axis, row in axes.items()}
 
     return [math.prod(sizes[d] for d in g) for g in groups], merged(own), merged(other)
 
@@ -532,9 +532,9 @@ class _PathSearch:
             yield direct
         elif node == self._first:
             for after in self._states():
-                found = self._exchange(node, after)
-                if found is not None:
-                    yield found
+                exchange = self._exchange(node, after)
+                if exchange is not None:
+                    yield exchange
 
     def _exchange(self, node: SearchNode, after: SearchNode) -> Weighed | None:
         """Return an exchange, if the blocks are equal and few enough."""
@@ -570,10 +570,10 @@ class _PathSearch:
     def _same(self, counts: tuple[int, ...]) -> dict[bytes, list[SearchNode]]:
         """Return the states with these numbers of tiles, by the data that devices hold."""
         if counts not in self._equal:
-            found: dict[bytes, list[SearchNode]] = {}
+            groups: dict[bytes, list[SearchNode]] = {}
             for node in self._members(counts):
-                found.setdefault(self._tiles_of(node).coords.tobytes(), []).append(node)
-            self._equal[counts] = found
+                groups.setdefault(self._tiles_of(node).coords.tobytes(), []).append(node)
+            self._equal[counts] = groups
         return self._equal[counts]
 
 

@@ -25,8 +25,8 @@ def edge_colours(edges: Sequence[tuple[int, int]]) -> list[int]:
         return []
     busy = Counter((side, edge[side]) for edge in edges for side in (0, 1))
     rounds = _Rounds(edges, max(busy.values()))
-    for number in range(len(edges)):
-        rounds.place(number)
+    for edge in range(len(edges)):
+        rounds.place(edge)
     return rounds.chosen
 
 
@@ -40,15 +40,15 @@ class _Rounds:
         self.free = dict.fromkeys(ends, (1 << count) - 1)  # bit i: has no edge in round i
         self.taken: dict[tuple[int, int, int], int] = {}  # side, device, round → edge
 
-    def place(self, number: int) -> None:
+    def place(self, edge: int) -> None:
         """Assign an edge a round that is free at both ends; add one if there is none."""
-        sender, receiver = self.edges[number]
+        sender, receiver = self.edges[edge]
         both = self.free[0, sender] & self.free[1, receiver]
         if not both:
             there = _first(self.free[1, receiver])
             both = self.free[0, sender]
             self._swap(receiver, _first(both), there)
-        self._take(number, _first(both))
+        self._take(edge, _first(both))
 
     def _swap(self, receiver: int, wanted: int, other: int) -> None:
         """Swap two rounds along the path that begins at a receiver, so that `wanted` is free.
@@ -67,17 +67,17 @@ class _Rounds:
         for edge, old in zip(path, rounds, strict=True):
             self._take(edge, wanted + other - old)
 
-    def _take(self, number: int, at: int) -> None:
-        self.chosen[number] = at
-        for end in enumerate(self.edges[number]):
-            self.free[end] &= ~(1 << at)
-            self.taken[*end, at] = number
+    def _take(self, edge: int, colour: int) -> None:
+        self.chosen[edge] = colour
+        for end in enumerate(self.edges[edge]):
+            self.free[end] &= ~(1 << colour)
+            self.taken[*end, colour] = edge
 
-    def _leave(self, number: int) -> None:
-        at = self.chosen[number]
-        for end in enumerate(self.edges[number]):
-            self.free[end] |= 1 << at
-            del self.taken[*end, at]
+    def _leave(self, edge: int) -> None:
+        colour = self.chosen[edge]
+        for end in enumerate(self.edges[edge]):
+            self.free[end] |= 1 << colour
+            del self.taken[*end, colour]
 
 
 def _first(mask: int) -> int:

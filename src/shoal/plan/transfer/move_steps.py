@@ -55,9 +55,9 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
         blocks = math.prod(map(max, old.counts, new.counts))
         return missing(old, new) * (math.prod(shape) // blocks * item_bytes)
     if step.kind == "permute":
-        found = np.zeros(step.before.mesh.size, np.int64)
-        found[[receiver for _, receiver in pairs(step.before, step.after)]] = held
-        return found
+        received = np.zeros(step.before.mesh.size, np.int64)
+        received[[receiver for _, receiver in pairs(step.before, step.after)]] = held
+        return received
     each = {
         "slice": 0,
         "all_gather": held * (size - 1),

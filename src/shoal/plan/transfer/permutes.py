@@ -84,7 +84,7 @@ def permutes_of(
     devices = tuple(device for device, _ in sends.hosts)
     side = side_of(source, target, shape)
     ends = _End.of(source, devices, shape), _End.of(target, devices, shape)
-    position = {device: number for number, device in enumerate(devices)}
+    position = {device: index for index, device in enumerate(devices)}
     kept: list[list[Place]] = [[] for _ in devices]
     for device, box, _ in sends.keeps:
         kept[position[device]] += _blocks(box, side)
@@ -93,7 +93,11 @@ def permutes_of(
         boxes = [list(_blocks(send.box, side)) for send in own]
         pairs = [(position[send.sender], position[send.receiver]) for send in own]
         for blocks in zip_longest(*boxes):
-            moved = [(*pair, at) for pair, at in zip(pairs, blocks, strict=True) if at is not None]
+            moved = [
+                (*pair, place)
+                for pair, place in zip(pairs, blocks, strict=True)
+                if place is not None
+            ]
             rounds.append(_permute(moved, kept, *ends))
     while any(kept):
         rounds.append(_permute((), kept, *ends))
@@ -116,9 +120,9 @@ class _End(NamedTuple):
         end[own] = first[own] + size
         return cls(first, end)
 
-    def has(self, device: int, at: Place) -> bool:
+    def has(self, device: int, place: Place) -> bool:
         """Is the block that begins there in the shard of the device?"""
-        return bool((self.first[device] <= at).all() and (self.end[device] > at).all())
+        return bool((self.first[device] <= place).all() and (self.end[device] > place).all())
 
 
 def _permute(
@@ -129,10 +133,10 @@ def _permute(
     reads, keeps, writes = source.first.copy(), source.first.copy(), target.first.copy()
     passes_on, copies = np.zeros((2, count), np.bool_)
     is_idle: NDArray[np.bool_] = np.all(target.end > target.first, axis=1)
-    for sender, receiver, at in moved:
-        writes[receiver], is_idle[receiver] = at, False
-        passes_on[sender] = not source.has(sender, at)
-        reads[sender] = at
+    for sender, receiver, place in moved:
+        writes[receiver], is_idle[receiver] = place, False
+        passes_on[sender] = not source.has(sender, place)
+        reads[sender] = place
     begins = np.where(passes_on[:, None], target.first, source.first)
     for device in np.flatnonzero(is_idle).tolist():
         if kept[device]:

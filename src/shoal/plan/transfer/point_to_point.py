@@ -88,11 +88,11 @@ class PointToPoint:
     def host_bytes(self) -> dict[int, int]:
         """Host → bytes that enter it from other hosts."""
         host_of = dict(self.hosts)
-        found = dict.fromkeys(sorted(host_of.values()), 0)
+        by_host = dict.fromkeys(sorted(host_of.values()), 0)
         for send in self._sends():
             if host_of[send.sender] != host_of[send.receiver]:
-                found[host_of[send.receiver]] += send.num_bytes
-        return found
+                by_host[host_of[send.receiver]] += send.num_bytes
+        return by_host
 
     @property
     def total_bytes(self) -> int:
@@ -105,10 +105,10 @@ class PointToPoint:
         return max(self.received_bytes.values())
 
     def _bytes_by(self, end: str) -> dict[int, int]:
-        found = {device: 0 for device, _ in self.hosts}
+        by_device = {device: 0 for device, _ in self.hosts}
         for send in self._sends():
-            found[getattr(send, end)] += send.num_bytes
-        return found
+            by_device[getattr(send, end)] += send.num_bytes
+        return by_device
 
     def _sends(self) -> Iterator[Send]:
         return (send for sends in self.rounds for send in sends)
@@ -124,10 +124,10 @@ class PointToPoint:
     def __str__(self) -> str:
         host_of = dict(self.hosts)
         rows = [("round", "sends", "between processes", "bytes", "largest")]
-        for number, sends in enumerate(self.rounds[:_MOST_ROWS]):
+        for index, sends in enumerate(self.rounds[:_MOST_ROWS]):
             sizes = [send.num_bytes for send in sends]
             across = sum(host_of[send.sender] != host_of[send.receiver] for send in sends)
-            rows.append((f"{number}", f"{len(sends)}", f"{across}", f"{sum(sizes):,}",
+            rows.append((f"{index}", f"{len(sends)}", f"{across}", f"{sum(sizes):,}",
                          f"{max(sizes):,}"))  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
@@ -195,18 +195,20 @@ def point_to_point(
     return sends_of(regions_of(move), where, move.item_bytes)
 
 
-def sends_of(found: Regions, where: Places, item_bytes: int) -> PointToPoint:
+def sends_of(regions: Regions, where: Places, item_bytes: int) -> PointToPoint:
     """Return the sends of a move that reduces nothing, given its regions and its devices."""
-    _refuse_many(found)
-    moved = list(found)
+    _refuse_many(regions)
+    moved = list(regions)
     hosts = where.hosts.tolist()
-    parcels = [_parcel(number, one, item_bytes, where, hosts) for number, one in enumerate(moved)]
+    parcels = [
+        _parcel(index, region, item_bytes, where, hosts) for index, region in enumerate(moved)
+    ]
     rounds: list[list[ParcelSend]] = []
     for wave in waves(parcels, hosts, where.slices.tolist()):
         rounds += _rounds(wave)
     devices = where.devices.tolist()
     return PointToPoint(
-        _keeps(found, item_bytes),
+        _keeps(regions, item_bytes),
         tuple(
             tuple(_send(edge, moved[edge.parcel], item_bytes, devices) for edge in edges)
             for edges in rounds
@@ -215,8 +217,8 @@ def sends_of(found: Regions, where: Places, item_bytes: int) -> PointToPoint:
     )
 
 
-def _refuse_many(found: Regions) -> None:
-    needers = (found.kept[found.target_shards] != found.cells[:, None]).sum()
+def _refuse_many(regions: Regions) -> None:
+    needers = (regions.kept[regions.target_shards] != regions.cells[:, None]).sum()
     if needers > _MOST_SENDS:
         raise UsageError(
             f"point_to_point: this move takes {needers:,} sends, and a plan of single sends may "
@@ -225,9 +227,9 @@ def _refuse_many(found: Regions) -> None:
 
 
 def _parcel(
-    number: int, region: Region, item_bytes: int, where: Places, hosts: Sequence[int]
+    index: int, region: Region, item_bytes: int, where: Places, hosts: Sequence[int]
 ) -> Parcel:
-    parcel = Parcel(number, region.num_elements * item_bytes, {}, {})
+    parcel = Parcel(index, region.num_elements * item_bytes, {}, {})
     for device in where.at(np.array(region.terms[0])).tolist():
         parcel.holders.setdefault(hosts[device], []).append(device)
     for device in where.at(np.array(region.needers)).tolist():
@@ -249,14 +251,14 @@ def _send(edge: ParcelSend, region: Region, item_bytes: int, devices: Sequence[i
     return Send(devices[edge.sender], devices[edge.receiver], region.box, num_bytes)
 
 
-def _keeps(found: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
+def _keeps(regions: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
     """Return what each device of the target holds already, by ascending device."""
-    is_kept = found.kept >= 0
-    devices, cells = found.wanted[is_kept], found.kept[is_kept]
+    is_kept = regions.kept >= 0
+    devices, cells = regions.wanted[is_kept], regions.kept[is_kept]
     order = np.argsort(devices)
     devices, cells = devices[order], cells[order]
-    sizes = (found.elements_of(cells) * item_bytes).tolist()
-    return tuple(map(KeptBox, devices.tolist(), map(found.box_of, cells.tolist()), sizes))
+    sizes = (regions.elements_of(cells) * item_bytes).tolist()
+    return tuple(map(KeptBox, devices.tolist(), map(regions.box_of, cells.tolist()), sizes))
 
 
 # Fan-out: each piece enters a host once, and is then passed on inside it.
@@ -306,7 +308,9 @@ def waves(
       hosts: the host of each device [n].
       slices: the slice of each device [n].
     """
-    order = sorted(parcels, key=lambda one: (one.num_holders, -one.num_bytes, one.number))
+    order = sorted(
+        parcels, key=lambda parcel: (parcel.num_holders, -parcel.num_bytes, parcel.number)
+    )
     state = _Loads(hosts, slices, parcels)
     while order := [parcel for parcel in order if parcel.needers]:
         yield state.wave(order)
@@ -348,7 +352,7 @@ class _Loads:
         self.left_bytes = dict.fromkeys(hosts, 0)  # bytes that left a host
         self.missing = [0] * len(hosts)  # parcels that a device still needs
         for parcel in parcels:
-            for device in (one for own in parcel.needers.values() for one in own):
+            for device in (needer for own in parcel.needers.values() for needer in own):
                 self.missing[device] += 1
 
     def wave(self, parcels: Sequence[Parcel]) -> list[ParcelSend]:

@@ -92,8 +92,8 @@ class Regions(Sequence[Region]):
     def __getitem__(self, index: slice) -> tuple[Region, ...]: ...
     def __getitem__(self, index: int | slice) -> Region | tuple[Region, ...]:
         picked = np.atleast_1d(self.cells[index])
-        found = self._values(picked)
-        return tuple(found) if isinstance(index, slice) else next(found)
+        picked_values = self._values(picked)
+        return tuple(picked_values) if isinstance(index, slice) else next(picked_values)
 
     def __iter__(self) -> Iterator[Region]:
         for begin in range(0, len(self.cells), _AT_A_TIME):
@@ -111,12 +111,12 @@ class Regions(Sequence[Region]):
     @property
     def first(self) -> IntArray:
         """First index of each region [regions, rank]."""
-        return _columns([dim.first[at] for dim, at in self._places(self.cells)], self.cells)
+        return _columns([dim.first[pieces] for dim, pieces in self._places(self.cells)], self.cells)
 
     @property
     def end(self) -> IntArray:
         """One past its last index [regions, rank]."""
-        return _columns([dim.end[at] for dim, at in self._places(self.cells)], self.cells)
+        return _columns([dim.end[pieces] for dim, pieces in self._places(self.cells)], self.cells)
 
     @property
     def num_elements(self) -> IntArray:
@@ -126,14 +126,14 @@ class Regions(Sequence[Region]):
     def elements_of(self, cells: IntArray) -> IntArray:
         """Return the number of elements of each of these cells, in their shape; 0 for -1."""
         count = np.where(cells < 0, 0, 1)
-        for dim, at in self._places(np.maximum(cells, 0)):
-            count *= np.append(dim.end - dim.first, 0)[at]  # a dim of size 0 has no pieces
+        for dim, pieces in self._places(np.maximum(cells, 0)):
+            count *= np.append(dim.end - dim.first, 0)[pieces]  # a dim of size 0 has no pieces
         return count
 
     def box_of(self, cell: int) -> Box:
         """Return the box of one cell."""
         places = self._places(np.asarray(cell))
-        return tuple((int(dim.first[at]), int(dim.end[at])) for dim, at in places)
+        return tuple((int(dim.first[piece]), int(dim.end[piece])) for dim, piece in places)
 
     @property
     def source_shards(self) -> IntArray:
@@ -153,14 +153,14 @@ class Regions(Sequence[Region]):
     def _shards(self, cells: IntArray) -> tuple[IntArray, IntArray]:
         places = self._places(cells)
         return (
-            _number([dim.source[at] for dim, at in places], self.source_counts, len(cells)),
-            _number([dim.target[at] for dim, at in places], self.target_counts, len(cells)),
+            _number([dim.source[pieces] for dim, pieces in places], self.source_counts, len(cells)),
+            _number([dim.target[pieces] for dim, pieces in places], self.target_counts, len(cells)),
         )
 
     def _values(self, cells: IntArray) -> Iterator[Region]:
         places = self._places(cells)
-        first = _columns([dim.first[at] for dim, at in places], cells).tolist()
-        end = _columns([dim.end[at] for dim, at in places], cells).tolist()
+        first = _columns([dim.first[pieces] for dim, pieces in places], cells).tolist()
+        end = _columns([dim.end[pieces] for dim, pieces in places], cells).tolist()
         source, target = self._shards(cells)
         missing = (self.kept[target] != cells[:, None]).tolist()
         wanted = self.wanted[target].tolist()
@@ -222,10 +222,12 @@ def regions_of(move: Move) -> Regions:
     own = np.full(wanted.shape, -1, np.int64)
     cells = np.arange(math.prod(len(dim.first) for dim in dims), dtype=np.int64)
     if len(cells):
-        _, at, to = np.intersect1d(holders, wanted, assume_unique=True, return_indices=True)
-        old = _digits(at // (holders.size // len(holders)), source_counts)
-        new = _digits(to // wanted.shape[1], target_counts)
-        own.ravel()[to] = _common_cells(dims, old, new, len(at))
+        _, held_at, wanted_at = np.intersect1d(
+            holders, wanted, assume_unique=True, return_indices=True
+        )
+        old = _digits(held_at // (holders.size // len(holders)), source_counts)
+        new = _digits(wanted_at // wanted.shape[1], target_counts)
+        own.ravel()[wanted_at] = _common_cells(dims, old, new, len(held_at))
     if holders.shape[1] == 1:
         held, counts = np.unique(own, return_counts=True)
         useless = held[(counts == wanted.shape[1]) & (held >= 0)]
@@ -273,27 +275,27 @@ def _common_cells(
     cells, is_met = np.zeros(count, np.int64), np.ones(count, np.bool_)
     for dim, old, new in zip(dims, source, target, strict=True):
         begin = np.maximum(np.searchsorted(dim.source, old), np.searchsorted(dim.target, new))
-        at = np.minimum(begin, len(dim.first) - 1)
-        is_met &= (dim.source[at] == old) & (dim.target[at] == new)
-        cells = cells * len(dim.first) + at
+        pieces = np.minimum(begin, len(dim.first) - 1)
+        is_met &= (dim.source[pieces] == old) & (dim.target[pieces] == new)
+        cells = cells * len(dim.first) + pieces
     return np.where(is_met, cells, -1)
 
 
 def _digits(numbers: IntArray, counts: Sequence[int]) -> list[IntArray]:
     """Split row-major numbers into one for each dim: 5 over counts (2, 3) is 1 and 2."""
-    found = []
+    digits = []
     for count in reversed(counts):
         numbers, digit = np.divmod(numbers, max(count, 1))
-        found.append(digit)
-    return found[::-1]
+        digits.append(digit)
+    return digits[::-1]
 
 
 def _number(digits: Sequence[IntArray], counts: Sequence[int], length: int) -> IntArray:
     """Join what `_digits` splits."""
-    number = np.zeros(length, np.int64)
+    numbers = np.zeros(length, np.int64)
     for digit, count in zip(digits, counts, strict=True):
-        number = number * count + digit
-    return number
+        numbers = numbers * count + digit
+    return numbers
 
 
 def _columns(rows: Sequence[IntArray], like: IntArray) -> IntArray:

@@ -27,5 +27,5 @@ def positions(here: Mesh, there: Mesh) -> IntArray:
     """
     ids = there.device_ids.ravel()
     order = np.argsort(ids, kind="stable")
-    found: IntArray = order[np.searchsorted(ids[order], here.device_ids.ravel())]
-    return found
+    positions_here: IntArray = order[np.searchsorted(ids[order], here.device_ids.ravel())]
+    return positions_here

@@ -53,8 +53,8 @@ class Traffic:
         lines = [f"{name}: {count:,} B" for name, count in self.num_bytes.items()]
         for number, flow in enumerate(self.flows, 1):
             each = zip(self.classes, flow.num_bytes, strict=True)
-            words = ", ".join(f"{name} {count:,} B" for name, count in each if count)
-            lines.append(f"  {number}. {flow.title}: {words or 'nothing is sent'}")
+            amounts = ", ".join(f"{name} {count:,} B" for name, count in each if count)
+            lines.append(f"  {number}. {flow.title}: {amounts or 'nothing is sent'}")
         return "\n".join(lines)
 
 
@@ -91,10 +91,10 @@ def traffic_of(plan: Transfer, topology: Topology | None = None) -> Traffic:
     if len(np.unique(where.slices)) > 1:
         names.append("other switch" if isinstance(topology, Hosts) else "other slice")
     flows = [_flow(str(step), _sent(step, plan, where), where) for step in plan.steps]
-    for number, sends in enumerate(plan.sends.rounds if plan.sends else ()):
+    for index, sends in enumerate(plan.sends.rounds if plan.sends else ()):
         sent = np.array([[s.sender, s.receiver, s.num_bytes] for s in sends], np.int64)
-        flows.append(_flow(f"round {number}", [(where.at(sent[:, 0]), where.at(sent[:, 1]),
-                                                sent[:, 2])], where))  # fmt: skip
+        flows.append(_flow(f"round {index}", [(where.at(sent[:, 0]), where.at(sent[:, 1]),
+                                               sent[:, 2])], where))  # fmt: skip
     return Traffic(
         plan, tuple(names), tuple(StepTraffic(f.title, f.num_bytes[: len(names)]) for f in flows)
     )
@@ -116,25 +116,25 @@ def _flow(title: str, messages: list[_Messages], where: Places) -> StepTraffic:
 def _sent(step: Step, plan: Transfer, where: Places) -> list[_Messages]:
     """Return the messages of a step."""
     mesh = step.before.mesh
-    at = where.at(mesh.device_ids.ravel())
+    device_places = where.at(mesh.device_ids.ravel())
     held = math.prod(shard_of(step.before, plan.shape)) * plan.item_bytes
     if step.kind == "permute":
-        return [_single(pairs(step.before, step.after), at, held)]
+        return [_single(pairs(step.before, step.after), device_places, held)]
     if step.kind == "exchange":
         rounds = exchange_rounds(step.before, step.after)
         ends = [(sender, receiver) for sends in rounds for sender, receiver, _ in sends]
         counts = tiles_of(step.before).counts, tiles_of(step.after, mesh).counts
         block = math.prod(plan.shape) * plan.item_bytes // math.prod(map(max, *counts))
-        return [_single(ends, at, block)]
-    return list(_within_groups(step, at, held))
+        return [_single(ends, device_places, block)]
+    return list(_within_groups(step, device_places, held))
 
 
-def _single(ends: Sequence[tuple[int, int]], at: IntArray, size: int) -> _Messages:
+def _single(ends: Sequence[tuple[int, int]], device_places: IntArray, size: int) -> _Messages:
     sent = np.array(ends, np.int64).reshape(-1, 2)
-    return at[sent[:, 0]], at[sent[:, 1]], np.full(len(sent), size)
+    return device_places[sent[:, 0]], device_places[sent[:, 1]], np.full(len(sent), size)
 
 
-def _within_groups(step: Step, at: IntArray, held: int) -> Iterator[_Messages]:
+def _within_groups(step: Step, device_places: IntArray, held: int) -> Iterator[_Messages]:
     """Yield the messages within each group: from the first device to the second, and so on."""
     mesh = step.before.mesh
     group = math.prod(mesh.axes[axis] for axis in step.axes)
@@ -146,7 +146,9 @@ def _within_groups(step: Step, at: IntArray, held: int) -> Iterator[_Messages]:
         "all_reduce": 2 * (held // group),
     }[step.kind]
     axes = [mesh.axis_names.index(axis) for axis in step.axes]
-    grid = np.moveaxis(at.reshape(mesh.shape), axes, range(-len(axes), 0)).reshape(-1, group)
+    grid = np.moveaxis(device_places.reshape(mesh.shape), axes, range(-len(axes), 0)).reshape(
+        -1, group
+    )
     for shift in range(1, group if each else 1):
         receivers = np.roll(grid, shift, axis=1)
         yield grid.ravel(), receivers.ravel(), np.full(grid.size, each)

@@ -1,5 +1,5 @@
-"""The client of the meeting place, in each process of the job.
+"""The client of the coordinator, in each process of the job.
 
-`interface` is what the verbs call; `over_tcp` and `in_process` implement it. Does not know how the
-job was started, nor the server: both sides share only `rules` and `wire`.
+`interface` is what the public functions call; `over_tcp` and `in_process` implement it. Does not
+know how the job was started, nor the server: both sides share only `rules` and `wire`.
 """

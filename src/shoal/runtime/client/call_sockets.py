@@ -59,7 +59,7 @@ class Calls:
         self._card, self._token = card, token
         self._me = me
         self._max_body_bytes = max_body_bytes
-        self._lose = lose  # called with the reason when the meeting place is lost
+        self._lose = lose  # called with the reason when the coordinator is lost
         self._is_judged = threading.Event()
         self._channels: set[Channel] = set()
         self._free: list[Channel] = []
@@ -75,12 +75,12 @@ class Calls:
         """Run an exchange on a connection. A connection that fails is closed: it may hold half an
         answer.
 
-        The meeting place counts the arrivals it received, so an interrupted wait (Ctrl-C, or what a
-        signal handler raises) leaves the count right. Without an answer by `limit` the meeting
-        place is lost, or `late` is raised if given.
+        The coordinator counts the arrivals it received, so an interrupted wait (Ctrl-C, or what a
+        signal handler raises) leaves the count right. Without an answer by `limit` the
+        coordinator is lost, or `late` is raised if given.
 
         Raises:
-          ProcessLostError: the meeting place is gone, or this process was declared lost.
+          ProcessLostError: the coordinator is gone, or this process was declared lost.
           UsageError: this process has left the job.
         """
         if self.closed is not None:

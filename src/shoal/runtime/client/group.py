@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.errors import raise_all
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.rules.point import group_of, group_problems, index_of
 
 
@@ -39,7 +39,7 @@ class Group:
         return self.members[0]
 
 
-def group_in(coordinator: Coordinator, caller: str, processes: Iterable[int] | None) -> Group:
+def group_in(client: JobClient, caller: str, processes: Iterable[int] | None) -> Group:
     """Return the group given by an argument `processes`; None: all of the job.
 
     Raises:
@@ -47,10 +47,10 @@ def group_in(coordinator: Coordinator, caller: str, processes: Iterable[int] | N
         argument is not a list of processes. All problems at once.
 
     >>> from shoal.runtime.client.in_process import LocalJob
-    >>> group_in(LocalJob(4).coordinators[2], "save", [3, 2]).members
+    >>> group_in(LocalJob(4).clients[2], "save", [3, 2]).members
     (2, 3)
     """
-    process, count = coordinator.process, coordinator.num_processes
+    process, count = client.process, client.num_processes
     named = group_of(caller, processes)
     if named is None:
         return Group(process, tuple(range(count)), True)

@@ -1,7 +1,7 @@
 """The watcher thread, which speaks for this process while its program computes.
 
 It sends a heartbeat every SHOAL_HEARTBEAT_S, one way; receives news of losses at once; dumps the
-stacks of all threads on request; and notices when the meeting place is gone. It needs the
+stacks of all threads on request; and notices when the coordinator is gone. It needs the
 interpreter for a moment now and then, so a program that hangs in native code does not stop it.
 """
 
@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from shoal.runtime.client.known_losses import TICK_S, Troubles
+from shoal.runtime.client.known_losses import TICK_S, PeerLosses
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.failures.program_text import program_warning
+from shoal.runtime.rules.call_record import CallRecords
 from shoal.runtime.rules.messages import (
     departure_of,
     notice_of,
@@ -29,11 +30,10 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.point import Departure
 from shoal.runtime.rules.programs import differences_of, noted_rows
+from shoal.runtime.rules.record_marks import Found, RecordVersion
 from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stalls import Stall, seen_header, stall_of
-from shoal.runtime.rules.stopping import Stop, StopReport
-from shoal.runtime.rules.trail import Trails
-from shoal.runtime.rules.trail_marks import Found, TrailVersion
+from shoal.runtime.rules.stopping import PreemptionState, StopReport
 from shoal.runtime.system.stacks import seen, stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, body_value, text_field, whole_field
@@ -94,24 +94,26 @@ class StallLook(Protocol):
     def on_left(self) -> None:
         """Take the news that a process has left in order."""
 
-    def on_stalled(self, stall: Stall, shows: Sequence[int], *, is_shower: bool) -> None:
-        """Take the decision of the meeting place."""
+    def on_stalled(
+        self, stall: Stall, representatives: Sequence[int], *, prints_report: bool
+    ) -> None:
+        """Take the decision of the coordinator."""
 
 
 class Watched(Protocol):
-    """The coordinator as its watcher sees it."""
+    """The job client as its watcher sees it."""
 
     @property
     def progress(self) -> Progress:
         """The progress to report."""
 
     @property
-    def troubles(self) -> Troubles:
+    def peer_losses(self) -> PeerLosses:
         """The losses to report to this process."""
 
     @property
-    def trails(self) -> Trails:
-        """The trails of this process, to report and to compare."""
+    def call_records(self) -> CallRecords:
+        """The call records of this process, to report and to compare."""
 
     @property
     def programs(self) -> ProgramNotes:
@@ -121,7 +123,7 @@ class Watched(Protocol):
     """The stall that has ended the job."""
 
     @property
-    def stop(self) -> Stop:
+    def stop(self) -> PreemptionState:
         """The state of preemption notices."""
 
     def report_stop(self, report: StopReport) -> None:
@@ -134,7 +136,7 @@ class Watched(Protocol):
         """Send one way."""
 
     def lose(self, reason: str) -> None:
-        """Handle the loss of the meeting place."""
+        """Handle the loss of the coordinator."""
 
     def on_declared_lost(self, departure: Departure) -> None:
         """Handle the declaration that this process is lost."""
@@ -153,7 +155,7 @@ class Watcher:
         self._echo = SilenceDetector(timing.lost_after_s)
         self._has_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal watcher", daemon=True)
-        self.look: Callable[[float], None] = lambda now: None  # called every TICK_S in trouble
+        self.look: Callable[[float], None] = lambda now: None  # after a loss, every TICK_S
         self.stall: StallLook | None = None
 
     def start(self) -> None:
@@ -183,7 +185,7 @@ class Watcher:
         beat_at = now if self._timing.heartbeat_s < math.inf else math.inf
         while True:
             if now >= beat_at:
-                grown = self._watched.trails.beat()
+                grown = self._watched.call_records.beat()
                 more: dict[str, Any] = {"trails": grown} if grown else {}
                 noted = noted_rows(self._watched.programs.beat())
                 if noted:
@@ -191,9 +193,9 @@ class Watcher:
                 self._watched.send({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)
                 beat_at = now + self._timing.heartbeat_s
-            trails = self._watched.trails
-            in_trouble = self._watched.troubles.open() or trails.found is not None
-            due = min(beat_at, self._echo.due, now + TICK_S if in_trouble else math.inf)
+            call_records = self._watched.call_records
+            is_watching = self._watched.peer_losses.open() or call_records.found is not None
+            due = min(beat_at, self._echo.due, now + TICK_S if is_watching else math.inf)
             if self.stall is not None:
                 # Whatever fails there must not lose the job: this thread speaks for the process.
                 with contextlib.suppress(Exception):
@@ -213,7 +215,7 @@ class Watcher:
                     f"silent for {self._timing.lost_after_s:g} s: frozen or disconnected"
                 )
                 return
-            if self._watched.troubles.open() or trails.found is not None:
+            if self._watched.peer_losses.open() or call_records.found is not None:
                 self.look(now)
 
     def _next_frame(self, due: float) -> Frame | None:
@@ -229,20 +231,20 @@ class Watcher:
             self._watched.on_declared_lost(departure_of(frame))
             return False
         take = self._NEWS.get(kind)
-        if take is not None:  # else an echo, or news of a newer meeting place
+        if take is not None:  # else an echo, or news of a newer coordinator
             take(self, frame)
         return True
 
     def _gone(self, frame: Frame) -> None:
         process, name = frame.header.get("process"), text_field(frame.header, "name")
         self._note_programs(frame)
-        self._watched.troubles.receive(process, name, departure_of(frame))
+        self._watched.peer_losses.receive(process, name, departure_of(frame))
         self._watched.stop.wake()
 
     def _note_programs(self, frame: Frame) -> None:
         """Keep the differences in compiled programs for the report of a hang."""
-        found = differences_of(frame.header.get("programs", [[], 0]))
-        self._watched.programs.differences = found
+        differences = differences_of(frame.header.get("programs", [[], 0]))
+        self._watched.programs.differences = differences
 
     def _left(self, _frame: Frame) -> None:
         if self.stall is not None:
@@ -262,23 +264,23 @@ class Watcher:
         if report is not None:
             self._watched.report_save(report)
 
-    def _trail(self, frame: Frame) -> None:
+    def _call_record(self, frame: Frame) -> None:
         group, lane = frame.header.get("group"), text_field(frame.header, "lane")
         members = None if group is None else tuple(group)
-        versions = [TrailVersion(*row) for row in json.loads(frame.body)]
+        versions = [RecordVersion(*row) for row in json.loads(frame.body)]
         base = text_field(frame.header, "base")
         self._note_programs(frame)
-        self._watched.trails.receive(Found(members, lane, base, versions))
+        self._watched.call_records.receive(Found(members, lane, base, versions))
 
     def _stalled(self, frame: Frame) -> None:
         header = frame.header
-        shows, stall = header.get("shows"), stall_of(body_value(frame))
+        representatives, stall = header.get("shows"), stall_of(body_value(frame))
         if stall.is_final:
             self._watched.stall = stall
-        if self.stall is not None and isinstance(shows, list):
-            is_shower = header.get("shower") == self._me.process
+        if self.stall is not None and isinstance(representatives, list):
+            prints_report = header.get("shower") == self._me.process
             with contextlib.suppress(Exception):  # `look` then ends what hangs, a little later
-                self.stall.on_stalled(stall, shows, is_shower=is_shower)
+                self.stall.on_stalled(stall, representatives, prints_report=prints_report)
 
     def _locate(self, frame: Frame) -> None:
         """Find out where a silent process of this host stands, and what it does."""
@@ -295,8 +297,8 @@ class Watcher:
 
     def _programs(self, frame: Frame) -> None:
         with contextlib.suppress(Exception):  # handlers and filters may raise
-            found = differences_of(frame.header.get("programs"))
-            _LOG.warning("%s: %s", self._me, program_warning(found))
+            differences = differences_of(frame.header.get("programs"))
+            _LOG.warning("%s: %s", self._me, program_warning(differences))
 
     def _stacks(self, frame: Frame) -> None:
         answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
@@ -307,14 +309,14 @@ class Watcher:
         body = text.encode(errors="replace")
         self._watched.send({**answer, **self._watched.progress.beat()}, body)
 
-    # What the meeting place sends beside echoes; "lost", that this process is, comes last.
+    # What the coordinator sends beside echoes; "lost", that this process is, comes last.
     _NEWS: ClassVar[Mapping[str, Callable[[Watcher, Frame], None]]] = {
         "gone": _gone,  # a process or a service
         "left": _left,  # the first process that left in order
         "notice": _notice,  # of preemption
         "stop": _stop,  # the agreed step
         "save": _save,  # a request to save, or its agreed step
-        "trail": _trail,  # one that differs between processes
+        "trail": _call_record,  # a call record that differs between processes
         "silent": _silent,  # a process that runs, and gives no sign of life
         "programs": _programs,  # that only some have compiled
         "stacks": _stacks,  # a request for those of this process

@@ -1,4 +1,4 @@
-"""The handshake with the meeting place: HELLO, then wait for all other processes."""
+"""The handshake with the coordinator: HELLO, then wait for all other processes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from shoal.runtime.wire.proof import introduce
 from shoal.runtime.wire.socket_calls import LinkError, LinkTimeoutError
 
 _LOG = logging.getLogger("shoal")
-_MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
-_FIRST_PAUSE_S = 0.02  # between attempts while the meeting place does not listen yet
+_MARGIN_S = 1.0  # how much later than the deadline the coordinator may answer
+_FIRST_PAUSE_S = 0.02  # between attempts while the coordinator does not listen yet
 _LAST_PAUSE_S = 0.5
 _ENDING_S = 1.0  # a connection closed sooner, unanswered, belongs to an earlier job
 
@@ -52,7 +52,7 @@ class Welcome(NamedTuple):
     jax_service: str
     incarnation: str  # of this process; identifies its further connections
     max_body_bytes: int  # the largest answer
-    heartbeat_s: float  # the meeting place's setting, for all processes
+    heartbeat_s: float  # the coordinator's setting, for all processes
     lost_after_s: float
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
@@ -97,7 +97,7 @@ def handshake(
         channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
     except LinkTimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
-    except _NoMeetingPlace as error:
+    except _NoCoordinator as error:
         reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s"
         reason += f" ({error.args[1]})" if error.args[1] else ""
         refusal = NotJoined("unreachable")
@@ -109,8 +109,8 @@ def handshake(
     raise InitializeError(f"{what}: {reason}", refusal=refusal)
 
 
-class _NoMeetingPlace(Exception):
-    """No meeting place accepted a HELLO for this job by the deadline."""
+class _NoCoordinator(Exception):
+    """No coordinator accepted a HELLO for this job by the deadline."""
 
 
 class _Waiting:
@@ -135,7 +135,7 @@ class _Waiting:
 
 
 def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
-    """Send HELLO repeatedly until the deadline: the meeting place may start later than this
+    """Send HELLO repeatedly until the deadline: the coordinator may start later than this
     process, and that of an earlier job at the same address may be about to end."""
     pause_s, limit = _FIRST_PAUSE_S, waiting.limit
     while True:
@@ -151,7 +151,7 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
             reason = ("an earlier job is still ending there, or it is not a coordinator", "")
         now = time.monotonic()
         if now >= limit:
-            raise _NoMeetingPlace(*reason)
+            raise _NoCoordinator(*reason)
         if now >= waiting.warn_at:
             waiting.warn(f"{waiting.address}: {reason[0]}")
         time.sleep(min(pause_s, limit - now))
@@ -159,7 +159,7 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
 
 
 def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
-    """Send HELLO and wait for the answer. None: the meeting place is shutting down."""
+    """Send HELLO and wait for the answer. None: the coordinator is shutting down."""
     began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
         card = _hello(waiting.card, incarnation, waiting.limit)
@@ -232,8 +232,8 @@ def _refused(what: str, frame: Frame) -> InitializeError:
     remedy = REMEDY if refusal.reason == "lacks-token" else ""  # process 0 has sent it
     not_joined = NotJoined(refusal.reason, strangers_text(refusal.strangers), remedy)
     # A name of another process may hold half a surrogate pair, which JSON passes on.
-    words = refusal_text(refusal).encode(errors="replace").decode()
-    return InitializeError(f"{what}: {words}", missing=refusal.missing, refusal=not_joined)
+    reason = refusal_text(refusal).encode(errors="replace").decode()
+    return InitializeError(f"{what}: {reason}", missing=refusal.missing, refusal=not_joined)
 
 
 def _hello(card: Identity, incarnation: str, limit: float) -> dict[str, Any]:

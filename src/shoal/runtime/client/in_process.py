@@ -1,4 +1,4 @@
-"""An in-process coordinator: a job of one process, or N threads of a test.
+"""Job clients within one process: a job of one process, or N threads of a test.
 
 The rules are those of `meeting.Meeting`, as for real processes; no frames are sent.
 """
@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
-from shoal.runtime.client.base import BaseCoordinator, conclude
+from shoal.runtime.client.base import BaseJobClient, conclude
 from shoal.runtime.client.outcomes import ThisProcess, waiting_line
-from shoal.runtime.client.trail_search import compares_trails
+from shoal.runtime.client.record_search import compares_records
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
@@ -24,6 +24,7 @@ from shoal.runtime.rules.meeting_answers import MembersKnown, Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.point import Departure, Member, Point, checked, checked_processes
 from shoal.runtime.rules.programs import Differences, ProgramSets
+from shoal.runtime.rules.record_marks import LatestMarks
 from shoal.runtime.rules.requested_saves import (
     SaveOrder,
     SaveReport,
@@ -31,8 +32,7 @@ from shoal.runtime.rules.requested_saves import (
     SaveState,
     Sent,
 )
-from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
-from shoal.runtime.rules.trail_marks import LatestMarks
+from shoal.runtime.rules.stopping import PreemptionRounds, ReceivedNotice, StopAgreement, StopReport
 from shoal.runtime.system.stacks import stacks
 
 _LOG = logging.getLogger("shoal")
@@ -47,9 +47,9 @@ class _Mailbox:
 
 
 class LocalJob:
-    """N processes that are threads of this one; each takes its `LocalCoordinator`.
+    """N processes that are threads of this one; each takes its `LocalJobClient`.
 
-    >>> first, second = LocalJob(2).coordinators
+    >>> first, second = LocalJob(2).clients
     >>> first.num_processes
     2
     """
@@ -70,14 +70,14 @@ class LocalJob:
         self.clock = clock
         self._lock = threading.Lock()
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
-        self._rounds = Rounds(num_processes)
+        self._rounds = PreemptionRounds(num_processes)
         self._requests: SaveRequests[Callable[[SaveState], object]] = SaveRequests(
             num_processes, lambda: self._rounds.is_open
         )
         self._marks = LatestMarks()
         self._programs = ProgramSets(num_processes)
         self.report_to_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
-        self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
+        self.clients = tuple(LocalJobClient(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
         """Mark a process as lost, as if it had been killed."""
@@ -89,9 +89,9 @@ class LocalJob:
             self._deliver(self._meeting.depart(self.clock(), process, departure))
             departure = self._meeting.departure(process)
         if departure.state != "left":
-            for coordinator in self.coordinators:
-                coordinator.troubles.receive(process, "", departure)
-                coordinator.stop.wake()
+            for client in self.clients:
+                client.peer_losses.receive(process, "", departure)
+                client.stop.wake()
         with self._lock:
             self._push_stop(self._rounds.depart(process))
             self._carry(self._requests.depart(process))
@@ -102,10 +102,10 @@ class LocalJob:
         with self._lock:
             number = self._rounds.give()
             self._carry(self._requests.overtake())
-            for coordinator in self.coordinators:
-                report = coordinator.stop.receive(number, process, given)
+            for client in self.clients:
+                report = client.stop.receive(number, process, given)
                 if report is not None:
-                    self._push_stop(self._rounds.receive(coordinator.process, report))
+                    self._push_stop(self._rounds.receive(client.process, report))
 
     def take_stop_report(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
@@ -124,14 +124,14 @@ class LocalJob:
             self._carry(self._requests.receive(process, report))
 
     def _carry(self, sent: Sent[Callable[[SaveState], object]]) -> None:
-        for one in sent:
-            if isinstance(one, SaveOrder):
-                for coordinator in self.coordinators:
-                    report = coordinator.stop.saves.receive(one)
+        for message in sent:
+            if isinstance(message, SaveOrder):
+                for client in self.clients:
+                    report = client.stop.saves.receive(message)
                     if report is not None:
-                        self._carry(self._requests.receive(coordinator.process, report))
+                        self._carry(self._requests.receive(client.process, report))
             else:
-                one.to(one.answer)
+                message.to(message.answer)
 
     def awaited(self) -> tuple[int, ...]:
         """Return the processes that have not answered the open notice or request to save."""
@@ -140,8 +140,8 @@ class LocalJob:
 
     def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
-            for coordinator in self.coordinators:
-                coordinator.stop.settle(settled)
+            for client in self.clients:
+                client.stop.settle(settled)
 
     def explain(self, key: str, text: str) -> None:
         """Keep what is known of a difference."""
@@ -214,14 +214,16 @@ class LocalJob:
 
     def _beat(self) -> None:
         """Report each process's progress to the meeting, as heartbeats do for real processes."""
-        for coordinator in self.coordinators:
-            beat = beat_of(coordinator.progress.beat())
-            self._meeting.beat(self.clock(), coordinator.process, beat)
-            self._programs.receive(coordinator.process, coordinator.programs.beat())
-            found = [self._marks.receive(coordinator.process, t) for t in coordinator.trails.beat()]
-            for one in filter(None, found):
-                for process in one.group or range(len(self.hosts)):
-                    self.coordinators[process].trails.receive(one)
+        for client in self.clients:
+            beat = beat_of(client.progress.beat())
+            self._meeting.beat(self.clock(), client.process, beat)
+            self._programs.receive(client.process, client.programs.beat())
+            differences = [
+                self._marks.receive(client.process, t) for t in client.call_records.beat()
+            ]
+            for difference in filter(None, differences):
+                for process in difference.group or range(len(self.hosts)):
+                    self.clients[process].call_records.receive(difference)
 
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:
@@ -238,8 +240,8 @@ class LocalJob:
             reply.to.has_mail.set()
 
 
-class LocalCoordinator(BaseCoordinator):
-    """One process of a `LocalJob`. A `Coordinator`."""
+class LocalJobClient(BaseJobClient):
+    """One process of a `LocalJob`. A `JobClient`."""
 
     def __init__(self, job: LocalJob, process: int) -> None:
         super().__init__(
@@ -256,11 +258,11 @@ class LocalCoordinator(BaseCoordinator):
         """A local job has no JAX service: always empty."""
         return ""
 
-    @compares_trails
+    @compares_records
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
-        """See `Coordinator.arrive`."""
+        """See `JobClient.arrive`."""
         point = checked(
             point, payload, timeout_s, process=self.process, num_processes=self.num_processes
         )
@@ -283,40 +285,40 @@ class LocalCoordinator(BaseCoordinator):
                     self.progress.end_wait(point)
                 call.leave()
         return conclude(
-            answer, point, self._me, self.troubles, waited_s=self._job.clock() - started
+            answer, point, self._me, self.peer_losses, waited_s=self._job.clock() - started
         )
 
     def check(self, caller: str = "") -> None:
-        """See `Coordinator.check`."""
+        """See `JobClient.check`."""
         self._refuse_if_over(caller)
-        self.troubles.check(caller)
+        self.peer_losses.check(caller)
 
     def _refuse_if_over(self, caller: str) -> None:
         if self._has_left:
             raise UsageError(f"{self._me}: {caller}: this process has left the job")
-        for trouble in self.troubles.open():
-            if trouble.process == self.process and trouble.state == "lost":
-                self.troubles.mark_all_reported()
+        for loss in self.peer_losses.open():
+            if loss.process == self.process and loss.state == "lost":
+                self.peer_losses.mark_all_reported()
                 raise ProcessLostError(
-                    f"{self._me}: {caller}: this process was declared lost: {trouble.words}; "
+                    f"{self._me}: {caller}: this process was declared lost: {loss.words}; "
                     "others have continued without it; it must end",
-                    lost={self.process: trouble.words},
+                    lost={self.process: loss.words},
                 )
 
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
-        """See `Coordinator.stacks`. Each text shows the threads of all processes."""
+        """See `JobClient.stacks`. Each text shows the threads of all processes."""
         targets = checked_processes("stacks()", processes, self.num_processes)
         alive = [m.process for m in self._job.members() if m.state == "here"]
         return dict.fromkeys((process for process in targets if process in alive), stacks())
 
     def end_stalled(self, reason: str) -> None:
-        """See `Coordinator.end_stalled`."""
-        self.troubles.receive(self.process, "", Departure(reason, "stalled"))
+        """See `JobClient.end_stalled`."""
+        self.peer_losses.receive(self.process, "", Departure(reason, "stalled"))
 
     def report(self, kind: str, words: str, end: LastRecord | None = None) -> None:
-        """See `Coordinator.report`."""
+        """See `JobClient.report`."""
         if kind in ("failed", "followed"):
             departure = Departure(words, how=how_of(end), follows=kind == "followed")
             self._job.depart(self.process, departure)
@@ -329,46 +331,46 @@ class LocalCoordinator(BaseCoordinator):
     def ask_report(
         self, sharing: Iterable[int], *, waits: bool, timeout_s: float
     ) -> Mapping[str, Any] | None:
-        """See `Coordinator.ask_report`. A thread does not end as a process does: always None."""
+        """See `JobClient.ask_report`. A thread does not end as a process does: always None."""
         return None
 
     def explain(self, key: str, text: str) -> None:
-        """See `Coordinator.explain`."""
+        """See `JobClient.explain`."""
         self._job.explain(key, text)
 
     def explanation(self, key: str, process: int, *, timeout_s: float) -> str | None:
-        """See `Coordinator.explanation`."""
+        """See `JobClient.explanation`."""
         return self._job.explanation(key, process)
 
     def give_notice(self, given: ReceivedNotice) -> bool:
-        """See `Coordinator.give_notice`."""
+        """See `JobClient.give_notice`."""
         is_new = self.stop.offers(given)
         if is_new:
             self._job.give_notice(self.process, given)
         return is_new
 
     def report_stop(self, report: StopReport) -> None:
-        """See `Coordinator.report_stop`."""
+        """See `JobClient.report_stop`."""
         self._job.take_stop_report(self.process, report)
 
     def report_save(self, report: SaveReport) -> None:
-        """See `Coordinator.report_save`."""
+        """See `JobClient.report_save`."""
         self._job.take_save_report(self.process, report)
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
-        """See `Coordinator.awaited`."""
+        """See `JobClient.awaited`."""
         return self._job.awaited()
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
-        """See `Coordinator.members`."""
+        """See `JobClient.members`."""
         return self._job.members()
 
     def job_state(self, *, timeout_s: float) -> MembersKnown:
-        """See `Coordinator.job_state`."""
+        """See `JobClient.job_state`."""
         return MembersKnown(self._job.members(), (), self._job.programs())
 
     def close(self, words: str = "") -> None:
-        """See `Coordinator.close`."""
+        """See `JobClient.close`."""
         self._has_left, self.progress.is_watched = True, False
         how = "exited" if words else ""
         self._job.depart(self.process, Departure(words or "left the job", "left", how))

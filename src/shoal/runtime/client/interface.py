@@ -1,8 +1,8 @@
-"""The interface between the verbs and the transport of messages.
+"""The interface between the public functions and the transport of messages.
 
-A coordinator lets the processes of a job meet. There are two: `over_tcp` (the client of the meeting
-place, for real processes) and `in_process` (a job of one process, or N threads of a test).
-Everything above takes a coordinator as an argument and knows only this module.
+Through a job client a process meets the others of its job. There are two: `over_tcp` (speaks to
+the coordinator, for real processes) and `in_process` (a job of one process, or N threads of a
+test). Everything above takes a job client as an argument and knows only this module.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.known_losses import PeerLosses
 from shoal.runtime.client.programs import ProgramNotes
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.failures.last_record import LastRecord
+from shoal.runtime.rules.call_record import CallRecords
 from shoal.runtime.rules.meeting_answers import MembersKnown
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stalls import Stall
-from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
-from shoal.runtime.rules.trail import Trails
+from shoal.runtime.rules.stopping import PreemptionState, ReceivedNotice, StopReport
 
 
-class Coordinator(Protocol):
+class JobClient(Protocol):
     """The operations of the control plane. Safe to call from several threads, one lane each."""
 
     kept: dict[str, Any]
@@ -53,11 +53,11 @@ class Coordinator(Protocol):
         """The progress of this process's main thread; reported to the other processes."""
 
     @property
-    def troubles(self) -> Troubles:
+    def peer_losses(self) -> PeerLosses:
         """The known losses, and whether this process's program has seen them."""
 
     @property
-    def stop(self) -> Stop:
+    def stop(self) -> PreemptionState:
         """The open notices, and the step from which on all processes stop."""
 
     @property
@@ -65,8 +65,8 @@ class Coordinator(Protocol):
         """The programs that this process has compiled for devices of several."""
 
     @property
-    def trails(self) -> Trails:
-        """The trails: what must be equal about the calls that send nothing."""
+    def call_records(self) -> CallRecords:
+        """The call records: what must be equal about the calls that send nothing."""
 
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
@@ -79,7 +79,7 @@ class Coordinator(Protocol):
         MAX_PAYLOAD_BYTES.
 
         Raises, on all that arrived or on none:
-          DivergenceError: names or fingerprints differ, or the trails of the calls before, or
+          DivergenceError: names or fingerprints differ, or the call records of the calls before, or
             members wait for each other in a cycle.
           DeadlineError: a member did not arrive in time.
           ProcessLostError: a process is dead or unreachable.
@@ -101,7 +101,7 @@ class Coordinator(Protocol):
         It begins before the arguments are checked and ends after the last point. If an exception
         that not all members get (an interrupt, a wrong argument) leaves it, the members that are in
         the call or arrive later get PeerFailedError, and the next calls of all members match again.
-        Within another call of its lane it is a part of that one. See `lanes.one_call`.
+        Within another call of its lane it is a part of that one. See `lanes.collective_scope`.
 
         Args:
           operation: the name of the call in messages.
@@ -125,7 +125,7 @@ class Coordinator(Protocol):
           caller: the operation that this process is about to start, for the message.
 
         Raises:
-          ProcessLostError: a process is dead or unreachable, or the meeting place or JAX's service
+          ProcessLostError: a process is dead or unreachable, or the coordinator or JAX's service
             is; or this process itself was declared lost.
           PeerFailedError: a process raised.
         """

@@ -16,10 +16,10 @@ from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, StalledE
 from shoal.runtime.client.outcomes import ThisProcess, gone_error, service_error
 from shoal.runtime.rules.point import Departure
 
-TICK_S = 0.25  # how often a process in trouble is checked
+TICK_S = 0.25  # how often a process that knows of a loss is checked
 
 
-class Trouble(NamedTuple):
+class PeerLoss(NamedTuple):
     """The loss of a process, or of a service that all processes need."""
 
     process: int | None  # None: a service that all processes need
@@ -51,13 +51,13 @@ class Trouble(NamedTuple):
         return kind.exit_code
 
 
-class Troubles:
+class PeerLosses:
     """All known losses, in the order in which they became known."""
 
     def __init__(self, me: ThisProcess, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me
         self._clock = clock
-        self._known: dict[int | str, Trouble] = {}
+        self._known: dict[int | str, PeerLoss] = {}
         self._reported: set[int | str] = set()
         self._acknowledged: set[int | str] = set()
 
@@ -66,7 +66,7 @@ class Troubles:
         key = name if process is None else process
         if process is not None:
             name = self._me.name(process)
-        self._known.setdefault(key, Trouble(process, name, departure, self._clock()))
+        self._known.setdefault(key, PeerLoss(process, name, departure, self._clock()))
 
     def acknowledge(self, gone: Iterable[int | str]) -> None:
         """Record that the program continues without these processes and services, including losses
@@ -94,21 +94,21 @@ class Troubles:
         """Return whether any loss is known, acknowledged or not. Cheap, for use in loops."""
         return bool(self._known)
 
-    def open(self) -> list[Trouble]:
+    def open(self) -> list[PeerLoss]:
         """Return the losses that are not acknowledged, oldest first."""
-        found = tuple(self._known.items())
-        return [trouble for key, trouble in found if key not in self._acknowledged]
+        known = tuple(self._known.items())
+        return [loss for key, loss in known if key not in self._acknowledged]
 
     def has_open(self) -> bool:
         """Return whether there is a loss that is not acknowledged, perhaps known from a call alone,
         before the watcher has heard of it."""
         return bool((self._known.keys() | self._reported) - self._acknowledged)
 
-    def unreported(self) -> list[Trouble]:
+    def unreported(self) -> list[PeerLoss]:
         """Return the losses that no error has named yet, oldest first."""
-        found = tuple(self._known.items())
-        known = self._acknowledged | self._reported
-        return [trouble for key, trouble in found if key not in known]
+        known = tuple(self._known.items())
+        named = self._acknowledged | self._reported
+        return [loss for key, loss in known if key not in named]
 
     def check(self, caller: str) -> None:
         """Raise if there is a loss that is not acknowledged.
@@ -118,23 +118,23 @@ class Troubles:
         """
         if not self._known:  # nearly always
             return
-        troubles = self.open()
-        if not troubles:
+        losses = self.open()
+        if not losses:
             return
         self.mark_all_reported()
-        raise self._error_of(caller, troubles)
+        raise self._error_of(caller, losses)
 
-    def _error_of(self, caller: str, troubles: list[Trouble]) -> ShoalError:
-        first = troubles[0]
+    def _error_of(self, caller: str, losses: list[PeerLoss]) -> ShoalError:
+        first = losses[0]
         what = f"{self._me}: {caller} cannot continue" if caller else f"{self._me} cannot continue"
         if first.state == "stalled":
             return StalledError(f"{what}: {first.words}")
         if first.process is None:
-            services = [(t.name, t.words) for t in troubles if t.process is None]
+            services = [(loss.name, loss.words) for loss in losses if loss.process is None]
             return service_error(services, what)
         alike = {
-            t.process: t.departure
-            for t in troubles
-            if t.process is not None and t.state == first.state
+            loss.process: loss.departure
+            for loss in losses
+            if loss.process is not None and loss.state == first.state
         }
         return gone_error(first.state, alike, self._me, what)

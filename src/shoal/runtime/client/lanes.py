@@ -3,8 +3,8 @@
 A call meets the others at one point or at several: the first begins it, later ones follow. If an
 exception leaves a call and the other processes do not know that it failed (an interrupt, a wrong
 argument, a full disk), they would wait in it for a process that never arrives, or take its next
-call for this one. So the call is *abandoned*: the meeting place is notified, and it fails for all.
-Two threads in one lane would leave the order of its points to chance, so the second is refused. In
+call for this one. So the call is *abandoned*: the coordinator is notified, and it fails for all.
+Two threads in one lane would race for the order of its points, so the second is refused. In
 a job of one process there is no order to keep, and no process to notify: each thread has the lane.
 """
 
@@ -58,7 +58,7 @@ class Scope:
         self.thread = threading.current_thread()
         self.is_arrival = is_arrival  # made for one arrival outside of any scope
         self.arrivals = 0
-        self.has_failed = False  # on all members, according to the meeting place
+        self.has_failed = False  # on all members, according to the coordinator
         self.ends_lane = False  # whether this is the last call of this process in its lane
 
     def __enter__(self) -> Scope:
@@ -116,8 +116,8 @@ class Lanes:
 
     Args:
       me: this process.
-      report_abandoned: sends an abandoned call to the meeting place. It may be sent twice.
-      end_lane: notifies the meeting place that this process makes no more calls in a lane.
+      report_abandoned: sends an abandoned call to the coordinator. It may be sent twice.
+      end_lane: notifies the coordinator that this process makes no more calls in a lane.
     """
 
     def __init__(
@@ -229,15 +229,15 @@ class Lanes:
     def _count(self, scope: Scope, why: BaseException | str) -> None:
         """Count an abandoned call, once."""
         lane = scope.point.lane
-        number, unsent, latest = self._counts.get(lane, _Count())
+        earlier, unsent, latest = self._counts.get(lane, _Count())
         if self._is_alone or latest is scope or scope.point.group == _OTHERS:
             return
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
-        words = why if isinstance(why, str) else failure_of(why, point.site).headline
+        reason = why if isinstance(why, str) else failure_of(why, point.site).headline
         left = Abandoned(
-            point, scope.arrivals, sent=self._sent.get(lane, 0), number=number + 1, words=words
+            point, scope.arrivals, sent=self._sent.get(lane, 0), number=earlier + 1, words=reason
         )
-        self._counts[lane] = _Count(number + 1, (*unsent, left), scope)
+        self._counts[lane] = _Count(earlier + 1, (*unsent, left), scope)
 
     def _flush(self, lane: str) -> None:
         for left in self._counts[lane].unsent:
@@ -245,7 +245,7 @@ class Lanes:
         self._counts[lane] = self._counts[lane]._replace(unsent=())
 
     def _group(self, processes: object) -> tuple[int, ...] | None:
-        if not isinstance(processes, Collection):  # `one_call` has expanded other iterables
+        if not isinstance(processes, Collection):  # `collective_scope` has expanded other iterables
             return None
         try:
             members = sorted({operator.index(p) for p in processes})
@@ -266,21 +266,21 @@ class Lanes:
         )
 
 
-def one_call(
+def collective_scope(
     operation: str,
     *,
     of: Callable[..., Any] | None = None,
     among: Callable[..., Collection[int] | None] | None = None,
     survivors: bool = False,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function of (coordinator, …, lane=, processes=) that is one collective call.
+    """Decorate a function of (client, …, lane=, processes=) that is one collective call.
 
     Whatever leaves it that not all members get fails the call for the others, also if Python
     refuses the arguments, or the processes cannot be read.
 
     Args:
       operation: the name of the call in messages.
-      of: maps its arguments to the coordinator (None: a process that has joined no job); by
+      of: maps its arguments to the job client (None: a process that has joined no job); by
         default that is the first of them.
       among: maps its arguments to its processes; by default that is the argument `processes`.
       survivors: whether survivors of a loss meet there.
@@ -295,8 +295,8 @@ def one_call(
         def call(*args: Any, **kwargs: Any) -> T:
             if shapes_only():  # before it counts as a call: not all processes may come so far
                 raise UsageError(f"{operation}: not while `init` is traced for its shapes")
-            coordinator = args[0] if of is None else of(*args, **kwargs)
-            if coordinator is None:
+            client = args[0] if of is None else of(*args, **kwargs)
+            if client is None:
                 return function(*args, **kwargs)
             lane, processes = kwargs.get("lane", "main") if has_lane else "main", None
             try:
@@ -308,9 +308,9 @@ def one_call(
                 if among is not None:
                     processes = among(*args, **kwargs)
             except BaseException:
-                with coordinator.call(operation, lane, survivors=survivors):
+                with client.call(operation, lane, survivors=survivors):
                     raise
-            with coordinator.call(operation, lane, processes, survivors=survivors):
+            with client.call(operation, lane, processes, survivors=survivors):
                 return function(*args, **kwargs)
 
         call.fails_for_all = True  # type: ignore[attr-defined]
@@ -346,7 +346,7 @@ def refused_for_all(fail: Callable[..., object]) -> Callable[[Callable[P, T]], C
 
 
 def fail_call(
-    coordinator: Any,
+    client: Any,
     operation: str,
     error: BaseException,
     *,
@@ -355,7 +355,7 @@ def fail_call(
     survivors: bool = False,
 ) -> None:
     """Fail a call for the others that this process leaves before it has begun it."""
-    scope = coordinator.call(operation, lane, processes, survivors=survivors)
+    scope = client.call(operation, lane, processes, survivors=survivors)
     scope.__enter__()
     scope.__exit__(type(error), error, error.__traceback__)
 

@@ -1,6 +1,6 @@
-"""Turn answers of the meeting place into exceptions.
+"""Turn answers of the coordinator into exceptions.
 
-The answers are those of `meeting_answers`; both coordinators raise through this module, so a
+The answers are those of `meeting_answers`; both job clients raise through this module, so a
 message reads the same over TCP and in one process.
 """
 
@@ -18,9 +18,9 @@ from shoal.errors import (
 )
 from shoal.runtime.failures.comparison import (
     Kind,
-    Said,
+    ShownSide,
     compare_lines,
-    compared,
+    divergence_error,
     failed_before,
     headline,
     needs,
@@ -38,15 +38,15 @@ from shoal.runtime.rules.meeting_answers import (
     Failure,
     MeetingSide,
     ProcessesGone,
+    RecordsApart,
     ServicesLost,
     SidesDiffer,
     StillMissing,
     TooLate,
-    TrailsApart,
     WaitCycle,
 )
 from shoal.runtime.rules.point import Departure, Fingerprint, Point
-from shoal.runtime.rules.trail_marks import TrailVersion
+from shoal.runtime.rules.record_marks import RecordVersion
 from shoal.runtime.system.foreign_text import one_line, particulars_of
 
 _NAME_HINT = "If these are one call made at several places, pass the same name= in each."
@@ -86,7 +86,9 @@ class HiddenDifference(DivergenceError):
 
     late: tuple[int, int] | None = None
 
-    def __init__(self, whose: str, where: str, calls: Sequence[Said], failed_since: str) -> None:
+    def __init__(
+        self, whose: str, where: str, calls: Sequence[ShownSide], failed_since: str
+    ) -> None:
         self.whose, self.where, self.calls = whose, where, calls
         self.failed_since = failed_since
         plain = self.explained({})
@@ -104,17 +106,17 @@ class HiddenDifference(DivergenceError):
         advice = needs(call, kind.what)
         rows = [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)]
         failed_since = self.failed_since
-        error = compared(heading, rows, kind=kind, advice=advice, failed_since=failed_since)
+        error = divergence_error(heading, rows, kind=kind, advice=advice, failed_since=failed_since)
         return error if self.late is None else with_late(error, *self.late)
 
 
-class TrailsDiffer(DivergenceError):
-    """The trails of the members differ; the first different call is not known yet.
+class RecordsDiffer(DivergenceError):
+    """The call records of the members differ; the first different call is not known yet.
 
     `lane` is the lane concerned, if it is not that of the point.
     """
 
-    def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
+    def __init__(self, versions: Sequence[RecordVersion], lane: str | None = None) -> None:
         super().__init__("processes made different calls")
         self.versions, self.lane = versions, lane
 
@@ -123,7 +125,7 @@ def disagreement(
     heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
 ) -> DivergenceError:
     """Return the error that shows each side, as text, and its processes."""
-    return compared(heading, [Said(who, side) for side, who in sides], advice=advice)
+    return divergence_error(heading, [ShownSide(who, side) for side, who in sides], advice=advice)
 
 
 def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) -> ShoalError:
@@ -145,27 +147,27 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
             return _late_error(error, sides, me, point) if is_late else error
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
-        case TrailsApart(found):
-            return TrailsDiffer(*found)
+        case RecordsApart(found):
+            return RecordsDiffer(*found)
 
 
 def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostError:
     """Return the exception about lost services; `what` is the operation that failed."""
-    text = "; ".join(f"{name} is lost: {words}" for name, words in services)
+    text = "; ".join(f"{name} is lost: {reason}" for name, reason in services)
     return ProcessLostError(f"{what}: {text}")
 
 
 def gone_error(kind: str, gone: Mapping[int, Departure], me: ThisProcess, what: str) -> ShoalError:
     """Return the exception about "lost" or "failed" processes, the cause first."""
     cause, first = next(iter(gone.items()))
-    words = {process: departure.words for process, departure in gone.items()}
+    reasons = {process: departure.words for process, departure in gone.items()}
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
         text = f"{me.name(cause)} is lost: {one_line(first.words, _MOST_WORDS)}{others}"
-        return ProcessLostError(f"{what}: {text}", lost=words, ends=gone)
+        return ProcessLostError(f"{what}: {text}", lost=reasons, ends=gone)
     text = f"{me.name(cause)} {fate_of(first)}{others}"
     details = indented(particulars_of(first.words))
-    return PeerFailedError(f"{what}: {text}", failed=words, details=details, ends=gone)
+    return PeerFailedError(f"{what}: {text}", failed=reasons, details=details, ends=gone)
 
 
 def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s: float) -> str:
@@ -191,9 +193,9 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     stacks = dict(late.stacks)
     for (process, _), line in zip(waiting.words, _last_words(waiting, me), strict=False):
         lines.append(line)
-        found = threads_of(stacks.get(process, ""))
+        threads = threads_of(stacks.get(process, ""))
         frames = 1 if len(missing) > 1 else 3
-        lines += [f"  {line}" for line in (found[0].lines(frames) if found else ())]
+        lines += [f"  {line}" for line in (threads[0].lines(frames) if threads else ())]
     lines += filter(None, [_more(waiting), failed_before(_failed_since(late.since))])
     return DeadlineError(
         "\n  ".join(lines) + _PATIENCE_HINT,
@@ -232,19 +234,19 @@ def _lane(point: Point) -> str:
 
 
 def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> DivergenceError:
-    calls = _calls([one.side for one in sides])
-    if len({(one.side.name, one.side.operation, one.side.compared_site) for one in sides}) == 1:
+    calls = _calls([side.side for side in sides])
+    if len({(side.side.name, side.side.operation, side.side.compared_site) for side in sides}) == 1:
         return _groups_error(sides, calls, me, point)
     heading = f"{me}: processes wait for each other in a cycle{_lane(point)}"
     rows = [
-        call._replace(said=f"wait{'s' * (len(call.processes) == 1)} for {listed(one.awaited)}")
-        for call, one in zip(calls, sides, strict=True)
+        call._replace(said=f"wait{'s' * (len(call.processes) == 1)} for {listed(side.awaited)}")
+        for call, side in zip(calls, sides, strict=True)
     ]
-    return compared(heading, rows, kind=Kind("call"), advice=needs("", "call"))
+    return divergence_error(heading, rows, kind=Kind("call"), advice=needs("", "call"))
 
 
 def _groups_error(
-    sides: Sequence[CycleSide], calls: Sequence[Said], me: ThisProcess, point: Point
+    sides: Sequence[CycleSide], calls: Sequence[ShownSide], me: ThisProcess, point: Point
 ) -> DivergenceError:
     """Return the error of processes that gave one call different groups."""
     rows = [call._replace(said=side.group) for call, side in zip(calls, sides, strict=True)]
@@ -253,7 +255,7 @@ def _groups_error(
 
 def _compared(
     kind: Kind,
-    calls: Sequence[Said],
+    calls: Sequence[ShownSide],
     me: ThisProcess,
     point: Point,
     *,
@@ -262,7 +264,7 @@ def _compared(
 ) -> DivergenceError:
     """Return the error about calls: made instead of each other, or one that was given this."""
     call, name = calls[0].call, calls[0].name
-    return compared(
+    return divergence_error(
         f"{me}: {headline(kind, call, name)}{_lane(point)}",
         calls,
         kind=kind,
@@ -308,17 +310,17 @@ def _sides_error(
     return _compared(Kind("call"), calls, me, point, advice=advice, failed_since=failed_since)
 
 
-def _digest_of(one: Fingerprint) -> str:
+def _digest_of(fingerprint: Fingerprint) -> str:
     """Return what is known of a long specification: the number of its lines, and their digest."""
-    return one.digest or "; ".join(map(shown_line, one.lines)) or ENDED
+    return fingerprint.digest or "; ".join(map(shown_line, fingerprint.lines)) or ENDED
 
 
-def call_at(point: Point) -> Said:
+def call_at(point: Point) -> ShownSide:
     """Return the call of this process at a point."""
     return _calls([MeetingSide.of(point, ())])[0]
 
 
-def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
+def _calls(sides: Sequence[MeetingSide]) -> list[ShownSide]:
     """Return each side's call and call site."""
     names = excerpts([side.name for side in sides])
     some_unnamed = any(side.compared_site for side in sides)
@@ -329,7 +331,7 @@ def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
             side.fingerprint is None or not some_unnamed or bool(side.compared_site)
         )
         calls.append(
-            Said(
+            ShownSide(
                 side.processes,
                 said="",
                 call=call,
@@ -342,7 +344,7 @@ def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
 
 def _last_words(waiting: StillMissing, me: ThisProcess) -> list[str]:
     """Return the last words of the first missing processes."""
-    return [f"{me.name(process)}: {words}" for process, words in waiting.words[:_LINES]]
+    return [f"{me.name(process)}: {last_words}" for process, last_words in waiting.words[:_LINES]]
 
 
 def _more(waiting: StillMissing) -> str:

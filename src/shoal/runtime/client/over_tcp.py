@@ -1,6 +1,6 @@
-"""The TCP client of the meeting place: the coordinator of a real process.
+"""The job client of a real process, over TCP.
 
-One connection lives as long as the process: its end tells the meeting place that the process is
+One connection lives as long as the process: its end tells the coordinator that the process is
 gone, and the watcher uses it while the program computes. Calls that wait use connections of their
 own, so several threads may wait at once, each in its lane, and each reads its own answer without
 another thread in between.
@@ -24,13 +24,13 @@ from typing import Any
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, StalledError, UsageError
-from shoal.runtime.client.base import BaseCoordinator, conclude
+from shoal.runtime.client.base import BaseJobClient, conclude
 from shoal.runtime.client.call_sockets import Calls, Closed, receive
 from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
 from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.outcomes import ThisProcess, waiting_line
-from shoal.runtime.client.trail_search import compares_trails
+from shoal.runtime.client.record_search import compares_records
 from shoal.runtime.failures.facts import to_json
 from shoal.runtime.failures.last_record import LastRecord, how_of
 from shoal.runtime.rules.deadline import given_s
@@ -52,9 +52,9 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.point import Departure, Member, Point, checked, checked_processes
 from shoal.runtime.rules.programs import differences_of
+from shoal.runtime.rules.record_marks import Found, RecordVersion
 from shoal.runtime.rules.requested_saves import SaveReport
 from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
-from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     Frame,
@@ -70,7 +70,7 @@ _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come
 _MARGIN_AT_END_S = 1.0  # the same, of a program that has ended
 _TELL_S = 1.0  # a one-way message that cannot be sent within this is dropped
-_MUST_TELL_S = 10.0  # a required one that cannot be: the meeting place is lost
+_MUST_TELL_S = 10.0  # a required one that cannot be: the coordinator is lost
 _MAX_WORDS = 64 << 10
 
 
@@ -86,14 +86,14 @@ def join(
     host: str | None = None,
     warn_after_s: float | None = None,
     host_id: str | None = None,
-) -> TcpCoordinator:
-    """Send HELLO to the meeting place and wait until all `num_processes` have sent it.
+) -> TcpJobClient:
+    """Send HELLO to the coordinator and wait until all `num_processes` have sent it.
 
-    No process has joined before all have. A meeting place that does not listen yet is retried until
+    No process has joined before all have. A coordinator that does not listen yet is retried until
     the deadline.
 
     Args:
-      address: host:port of the meeting place.
+      address: host:port of the coordinator.
       timeout_s: deadline in seconds; the earliest deadline ends the joining for all.
       jax_service: host:port of JAX's service, if this process knows it; shared with all.
       versions: what must be equal on all processes; None: the versions of shoal and JAX.
@@ -117,11 +117,11 @@ def join(
     )
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
     channel, welcome = handshake(address, card, timeout_s, warn_after_s)
-    return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
+    return TcpJobClient(address, process, token, channel, welcome, warn_after_s)
 
 
-class TcpCoordinator(BaseCoordinator):
-    """The coordinator of one process, connected to the meeting place by `join`."""
+class TcpJobClient(BaseJobClient):
+    """The job client of one process, connected to the coordinator by `join`."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class TcpCoordinator(BaseCoordinator):
 
     @property
     def leader(self) -> int:
-        """The lowest process of this host, which starts its keeper."""
+        """The lowest process of this host, which starts its host agent."""
         return self.welcome.leader
 
     @property
@@ -173,11 +173,11 @@ class TcpCoordinator(BaseCoordinator):
         """On the leader of a host: the pid of each process there; else empty."""
         return self.welcome.keeps
 
-    @compares_trails
+    @compares_records
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
-        """See `Coordinator.arrive`. Also raises ProcessLostError if the meeting place is gone."""
+        """See `JobClient.arrive`. Also raises ProcessLostError if the coordinator is gone."""
         me, count, progress = self._me, len(self._me.hosts), self.progress
         point = checked(point, payload, timeout_s, process=me.process, num_processes=count)
         is_main = point.lane == "main"
@@ -193,24 +193,24 @@ class TcpCoordinator(BaseCoordinator):
                     self.programs.meet(point.group)
             except ProcessLostError:
                 if is_main:
-                    self.troubles.mark_all_reported()
+                    self.peer_losses.mark_all_reported()
                 raise
             finally:
                 if is_main:
                     progress.end_wait(point)
                 call.leave()
-        return conclude(answer, point, me, self.troubles, waited_s=time.monotonic() - started)
+        return conclude(answer, point, me, self.peer_losses, waited_s=time.monotonic() - started)
 
     def check(self, caller: str = "") -> None:
-        """See `Coordinator.check`."""
+        """See `JobClient.check`."""
         closed = self._calls.closed
         if closed is not None:
-            self.troubles.mark_all_reported()
+            self.peer_losses.mark_all_reported()
             raise closed.error(self._me, caller)
-        self.troubles.check(caller)
+        self.peer_losses.check(caller)
 
     def report(self, kind: str, words: str, end: LastRecord | None = None) -> None:
-        """See `Coordinator.report`. Does not raise if the meeting place is gone."""
+        """See `JobClient.report`. Does not raise if the coordinator is gone."""
         if kind in ("failed", "followed"):
             # Of a long traceback keep both ends: where it began, and the error.
             if len(words) > _MAX_WORDS:
@@ -228,51 +228,51 @@ class TcpCoordinator(BaseCoordinator):
     def ask_report(
         self, sharing: Iterable[int], *, waits: bool, timeout_s: float
     ) -> Mapping[str, Any] | None:
-        """See `Coordinator.ask_report`. Raises as `members` does."""
+        """See `JobClient.ask_report`. Raises as `members` does."""
         query = {"do": "report", "sharing": [*sharing], "waits": waits}
         answer: Mapping[str, Any] = self._query("report()", query, timeout_s)
         return answer if answer["reports"] else None
 
     def explain(self, key: str, text: str) -> None:
-        """See `Coordinator.explain`."""
+        """See `JobClient.explain`."""
         self.send({"do": "explain", "key": key}, text.encode(errors="replace"))
 
     def explanation(self, key: str, process: int, *, timeout_s: float) -> str | None:
-        """See `Coordinator.explanation`. Raises as `members` does."""
+        """See `JobClient.explanation`. Raises as `members` does."""
         query = {"do": "explanation", "key": key, "process": process}
-        found = self._query("explanation()", query, timeout_s)["text"]
-        return None if found is None else str(found)
+        text = self._query("explanation()", query, timeout_s)["text"]
+        return None if text is None else str(text)
 
     def give_notice(self, given: ReceivedNotice) -> bool:
-        """See `Coordinator.give_notice`."""
+        """See `JobClient.give_notice`."""
         is_new = self.stop.offers(given)
         if is_new:
             self.send({"do": "notice", **notice_header(given)})
         return is_new
 
     def report_stop(self, report: StopReport) -> None:
-        """See `Coordinator.report_stop`."""
+        """See `JobClient.report_stop`."""
         self.send(stop_report_header(report), step_text(report.highest))
 
     def report_save(self, report: SaveReport) -> None:
-        """See `Coordinator.report_save`."""
+        """See `JobClient.report_save`."""
         self.send(save_report_header(report))
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
-        """See `Coordinator.awaited`. Raises as `members` does."""
+        """See `JobClient.awaited`. Raises as `members` does."""
         return tuple(self._query("awaited()", {"do": "awaited"}, timeout_s)["awaited"])
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
-        """See `Coordinator.members`.
+        """See `JobClient.members`.
 
         Raises:
-          DeadlineError: the meeting place did not answer within `timeout_s`.
-          ProcessLostError: the meeting place is gone.
+          DeadlineError: the coordinator did not answer within `timeout_s`.
+          ProcessLostError: the coordinator is gone.
         """
         return tuple(self.job_state(timeout_s=timeout_s).members)
 
     def job_state(self, *, timeout_s: float) -> MembersKnown:
-        """See `Coordinator.job_state`. Raises as `members` does."""
+        """See `JobClient.job_state`. Raises as `members` does."""
         answer = self._query("members()", {"do": "members"}, timeout_s)
         members = tuple(Member(*row) for row in answer["members"])
         return MembersKnown(members, answer["services"], differences_of(answer["programs"]))
@@ -280,7 +280,7 @@ class TcpCoordinator(BaseCoordinator):
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
-        """See `Coordinator.stacks`. Raises as `members` does."""
+        """See `JobClient.stacks`. Raises as `members` does."""
         targets = checked_processes("stacks()", processes, self.num_processes)
         answer = self._query("stacks()", {"do": "stacks", "processes": targets}, timeout_s)
         return {int(process): text for process, text in answer["stacks"].items()}
@@ -291,15 +291,15 @@ class TcpCoordinator(BaseCoordinator):
 
         Waits until all have ended, or a process is gone, and a second at most. Raises as `members`.
         """
-        trails = json.dumps(self.trails.all_compared()).encode()
-        answer = self._query(AT_END, {"do": "ended"}, WAIT_S + _MARGIN_AT_END_S, trails)
+        call_records = json.dumps(self.call_records.all_compared()).encode()
+        answer = self._query(AT_END, {"do": "ended"}, WAIT_S + _MARGIN_AT_END_S, call_records)
         return [
-            Found(group and tuple(group), lane, base, [TrailVersion(*row) for row in rows])
+            Found(group and tuple(group), lane, base, [RecordVersion(*row) for row in rows])
             for group, lane, base, rows in answer["differences"]
         ]
 
     def close(self, words: str = "") -> None:
-        """See `Coordinator.close`. Calls that still wait, in other threads, raise a UsageError."""
+        """See `JobClient.close`. Calls that still wait, in other threads, raise a UsageError."""
         if self._calls.closed is None:
             progress = self.progress
             header = {"do": "bye", "place": progress.place, "step": progress.step}
@@ -316,9 +316,9 @@ class TcpCoordinator(BaseCoordinator):
         here = weakref.ref(self)
 
         def abandon() -> None:
-            coordinator = here()
-            if coordinator is not None:
-                coordinator._abandon()
+            client = here()
+            if client is not None:
+                client._abandon()
 
         os.register_at_fork(after_in_child=abandon)
 
@@ -331,9 +331,9 @@ class TcpCoordinator(BaseCoordinator):
         self._watcher.stall = stall
 
     def end_stalled(self, reason: str) -> None:
-        """See `Coordinator.end_stalled`."""
+        """See `JobClient.end_stalled`."""
         if self._calls.closed is None:
-            self.troubles.receive(self.process, "", Departure(reason, "stalled"))
+            self.peer_losses.receive(self.process, "", Departure(reason, "stalled"))
             self._calls.close_all(Closed(StalledError, reason))
             self.stop.wake()
 
@@ -344,11 +344,11 @@ class TcpCoordinator(BaseCoordinator):
             self._life.send(frame, time.monotonic() + _TELL_S)
 
     def lose(self, reason: str) -> None:
-        """Handle the loss of the meeting place. Does nothing if this process has left."""
-        place = f"the coordinator at {self.address}"
-        closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
+        """Handle the loss of the coordinator. Does nothing if this process has left."""
+        where = f"the coordinator at {self.address}"
+        closed = Closed(ProcessLostError, f"{where} is lost ({reason})")
         if self._calls.closed is None:
-            self.troubles.receive(None, place, Departure(reason, "lost", why=reason))
+            self.peer_losses.receive(None, where, Departure(reason, "lost", why=reason))
             self._calls.close_all(closed)
             self.stop.wake()
             self._life.shut()
@@ -356,7 +356,7 @@ class TcpCoordinator(BaseCoordinator):
     def on_declared_lost(self, departure: Departure) -> None:
         """Handle the declaration that this process is lost, which is final."""
         if self._calls.closed is None:
-            self.troubles.receive(self.process, "", departure)
+            self.peer_losses.receive(self.process, "", departure)
             reason = f"this process was declared lost: {departure.words}; "
             reason += "others have continued without it; it must end"
             self._calls.close_all(Closed(ProcessLostError, reason, {self.process: departure}))

@@ -45,7 +45,7 @@ def program_of(text: bytes, device_ids: Sequence[int], site: str) -> CompiledPro
     """
     module, main = _MODULE.search(text), _MAIN.search(text)
     name = module[1].decode(errors="replace") if module else "a program"
-    types = [_type(*one) for one in _ARGUMENT.findall(main[1])] if main else []
+    types = [_type(*argument) for argument in _ARGUMENT.findall(main[1])] if main else []
     shown = ", ".join(types[:_TYPES])
     more = len(types) - _TYPES
     text = without_addresses(text)
@@ -108,7 +108,7 @@ class ProgramNotes:
             return []
         groups = [key for key in [*self._met] if key is not None][:MOST_GROUPS]
         met = {key: self._count(key) for key in [*self._notes, *groups]}  # first: see `rules`
-        found, room = [], MOST_SENT
+        noted, room = [], MOST_SENT
         with self._lock:
             for key, count in met.items():
                 notes, total = self._notes.get(key, []), self._totals.get(key, 0)
@@ -117,9 +117,9 @@ class ProgramNotes:
                 now = count, total, begin + len(new)
                 if key not in self._sent or now != before:
                     self._sent[key] = now
-                    found.append(Noted(key, count, total, new))
+                    noted.append(Noted(key, count, total, new))
                     room -= len(new)
-        return found
+        return noted
 
     def _count(self, owners: Owners) -> int:
         """Return the number of meetings with all of these."""

@@ -171,9 +171,9 @@ class Progress:
     def beat(self) -> dict[str, Any]:
         """Return the fields of a heartbeat."""
         last = self._last[0]
-        at = {"at": [last.call, last.name, last.site]} if isinstance(last, Point) else {}
+        last_point = {"at": [last.call, last.name, last.site]} if isinstance(last, Point) else {}
         return {
-            **at,
+            **last_point,
             "step": self.step,
             "place": self.place,
             "since_s": max(0.0, self._clock() - self.since),

@@ -54,12 +54,12 @@ class DeviceProbe:
     def _outcome(self) -> CheckResult:
         output = self._output()
         if output is None:
-            words = f"the devices did not start within {self._timeout_s:g} s: the driver hangs"
+            problem = f"the devices did not start within {self._timeout_s:g} s: the driver hangs"
         elif "error" in output:
-            words = f"the devices do not start: {output['error']}"
+            problem = f"the devices do not start: {output['error']}"
         else:
             return CheckResult(output)
-        return CheckResult({}, (Finding("devices", words, _ADVICE),))
+        return CheckResult({}, (Finding("devices", problem, _ADVICE),))
 
     def _output(self) -> dict[str, Any] | None:
         """Return what the child printed; None: nothing by the deadline."""

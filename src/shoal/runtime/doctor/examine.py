@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, ShoalError
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.over_tcp import TcpJobClient
 from shoal.runtime.doctor import host_state, reachability
 from shoal.runtime.doctor.device_probe import DeviceProbe
 from shoal.runtime.doctor.findings import (
@@ -35,9 +35,10 @@ from shoal.runtime.doctor.findings import (
 from shoal.runtime.doctor.host_state import FolderMarks
 from shoal.runtime.doctor.reachability import port_owner
 from shoal.runtime.failures.joining_text import not_joined_of
-from shoal.runtime.jax_service.keeper_link import PROXIES
+from shoal.runtime.jax_service.host_agent_link import PROXIES
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.point import Point
+from shoal.runtime.startup.coordinator_address import by_loopback, join_coordinator, token_of
 from shoal.runtime.startup.launcher_table import (
     LAUNCHERS,
     Environment,
@@ -46,10 +47,9 @@ from shoal.runtime.startup.launcher_table import (
     variables_of,
 )
 from shoal.runtime.startup.launchers import JobPlace, decide, innermost
-from shoal.runtime.startup.meeting_address import by_loopback, join_place, token_of
 from shoal.runtime.startup.not_joined import refuse_child
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.system.service_commands import MEETING_PLACE
+from shoal.runtime.system.service_commands import COORDINATOR
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.sockets import bind_host, is_loopback
 from shoal.settings import unknown_variables
@@ -73,7 +73,7 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
     """
     report, place = _begin(env)
     probe = DeviceProbe(place, request.timeout_s)
-    joined: TcpCoordinator | None = None
+    joined: TcpJobClient | None = None
     try:
         report = _here(report, request)
         if place is not None and place.num_processes > 1:
@@ -99,7 +99,7 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
 def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
     """Return a report of the launcher's rule, and this process's place in the job by it."""
     rows = [state._asdict() for state in rule_states(env)]
-    unknown = tuple(unknown_variable(words) for words in unknown_variables(env).values())
+    unknown = tuple(unknown_variable(message) for message in unknown_variables(env).values())
     report = Report(
         process=None,
         num_processes=None,
@@ -144,7 +144,7 @@ def _try_folders(report: Report, folders: tuple[str, ...]) -> Report:
 
 def _meet(
     report: Report, place: JobPlace, request: DoctorRequest, env: Mapping[str, str]
-) -> tuple[Report, TcpCoordinator | None]:
+) -> tuple[Report, TcpJobClient | None]:
     checked = check_address(place)
     report = report.with_check("address", checked).with_check("token", check_token(place))
     if "resolves_to" in checked.facts and not checked.facts["resolves_to"]:
@@ -165,7 +165,7 @@ def _meet(
 
 
 def exchange(
-    joined: Coordinator, report: Report, folders: Iterable[str], timeout_s: float
+    joined: JobClient, report: Report, folders: Iterable[str], timeout_s: float
 ) -> Diagnosis:
     """Check clocks and directories together; return the diagnosis: of all processes on process 0.
 
@@ -193,7 +193,7 @@ def exchange(
             marks.remove()
 
 
-def _collect(joined: Coordinator, report: Report, timeout_s: float) -> Diagnosis:
+def _collect(joined: JobClient, report: Report, timeout_s: float) -> Diagnosis:
     verdict = Point("shoal doctor: the verdict")
     if joined.process != 0:
         pair = Point("shoal doctor: a report", group=(0, joined.process))
@@ -232,16 +232,16 @@ def check_address(place: JobPlace) -> CheckResult:
     resolved = reachability.resolve(host, _RESOLVER_S, retry_s=_NAME_S)
     facts: dict[str, Any] = {"address": place.address, "resolves_to": list(resolved.addresses)}
     if not resolved.addresses:
-        words = f"the name {host!r} of the coordinator {place.address} does not resolve on this "
+        problem = f"the name {host!r} of the coordinator {place.address} does not resolve on this "
         advice = f"set SHOAL_COORDINATOR=IP:{port}, or make the name known (DNS, /etc/hosts)"
-        return CheckResult(facts, (Finding("address", f"{words}host: {resolved.error}", advice),))
+        return CheckResult(facts, (Finding("address", f"{problem}host: {resolved.error}", advice),))
     if place.process != 0 or place.jax_service is not None:  # this process does not listen there
         return CheckResult(facts)
     bind = place.bind_host or bind_host(host)
-    number = reachability.bind_error(bind, port)
-    facts["can_be_bound"] = number == 0
-    if number:
-        return CheckResult(facts, (_why_not_bound(address_text(bind, port), number),))
+    error = reachability.bind_error(bind, port)
+    facts["can_be_bound"] = error == 0
+    if error:
+        return CheckResult(facts, (_why_not_bound(address_text(bind, port), error),))
     return CheckResult(facts, _strange_address(host, resolved.addresses[0]))
 
 
@@ -262,66 +262,66 @@ def _strange_address(host: str, address: str) -> tuple[Finding, ...]:
     """Return a note on process 0 if the address is not one of its host's."""
     if reachability.bind_error(address, 0) != errno.EADDRNOTAVAIL:
         return ()
-    words = f"process 0 is here, and {host} ({address}) is not an address of this host"
-    return (Finding("address", words, "right only if the network translates it (NAT)", NOTE),)
+    problem = f"process 0 is here, and {host} ({address}) is not an address of this host"
+    return (Finding("address", problem, "right only if the network translates it (NAT)", NOTE),)
 
 
-def _why_not_bound(address: str, number: int) -> Finding:
+def _why_not_bound(address: str, error: int) -> Finding:
     host, port = split_address(address)
-    if number == errno.EADDRINUSE:
+    if error == errno.EADDRINUSE:
         owner = port_owner(port)
-        if MEETING_PLACE in owner:
-            words = f"a shoal job uses port {port} of this host: {owner}"
-            return Finding("address", words, "if it is another job, choose another port", NOTE)
-        words = f"port {port} of this host is taken" + (f" by {owner}" if owner else "")
+        if COORDINATOR in owner:
+            problem = f"a shoal job uses port {port} of this host: {owner}"
+            return Finding("address", problem, "if it is another job, choose another port", NOTE)
+        problem = f"port {port} of this host is taken" + (f" by {owner}" if owner else "")
         advice = "end that process, or choose another port in SHOAL_COORDINATOR"
-    elif number == errno.EADDRNOTAVAIL:
-        words = f"{host} is not an address of this host, and process 0 must listen there"
+    elif error == errno.EADDRNOTAVAIL:
+        problem = f"{host} is not an address of this host, and process 0 must listen there"
         advice = "pass the address of the host of process 0"
     else:
-        words = f"process 0 cannot listen at {address}: {os.strerror(number)}"
+        problem = f"process 0 cannot listen at {address}: {os.strerror(error)}"
         advice = "ports below 1024 are for root"
-    return Finding("address", words, advice)
+    return Finding("address", problem, advice)
 
 
-def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:
+def join_job(place: JobPlace, timeout_s: float) -> TcpJobClient:
     """Join the job as `initialize` does, whatever the versions, and without devices.
 
     Raises:
       ShoalError: on every process that arrived, with the reason.
     """
-    return join_place(place, ends_at(timeout_s), versions=_VERSIONS)[0]
+    return join_coordinator(place, ends_at(timeout_s), versions=_VERSIONS)[0]
 
 
 def why_not_joined(place: JobPlace, error: ShoalError) -> CheckResult:
     """Return the error of joining as a finding, with what an attempt to connect shows."""
     tried = check_connecting(place)
     remedy = not_joined_of(error).remedy
-    words = str(error).removesuffix(f"\n{remedy}")
-    problem = problem_of("joining", words)._replace(advice=_SET_TOKEN if remedy else "")
+    reason = str(error).removesuffix(f"\n{remedy}")
+    problem = problem_of("joining", reason)._replace(advice=_SET_TOKEN if remedy else "")
     return tried._replace(findings=(problem, *tried.findings))
 
 
 def check_connecting(place: JobPlace) -> CheckResult:
-    """Check once that a meeting place answers, unless this process runs it."""
+    """Check once that a coordinator answers, unless this process runs it."""
     if place.address is None or (place.process == 0 and place.jax_service is None):
         return CheckResult({})
     findings = []
     tried = reachability.connect_to(place.address, _CONNECT_S)
     if tried.outcome == reachability.REFUSED:
-        words = f"nothing listens at {place.address}, though its host answers"
+        problem = f"nothing listens at {place.address}, though its host answers"
         advice = "process 0 must run there, with the same SHOAL_COORDINATOR"
         if is_loopback(split_address(place.address)[0]):
             advice += "; the loopback is this host: if process 0 is elsewhere, pass its address"
-        findings.append(Finding("address", words, advice))
+        findings.append(Finding("address", problem, advice))
     elif tried.outcome == reachability.UNREACHABLE:
-        words = f"the host of {place.address} cannot be reached: {tried.words}"
+        problem = f"the host of {place.address} cannot be reached: {tried.words}"
         advice = "is it up, is this its address, does a firewall drop the packets?"
-        findings.append(Finding("address", words, advice))
+        findings.append(Finding("address", problem, advice))
     return CheckResult({"connecting": tried.outcome}, tuple(findings))
 
 
-def check_jax_service(joined: TcpCoordinator, env: Mapping[str, str]) -> CheckResult:
+def check_jax_service(joined: TcpJobClient, env: Mapping[str, str]) -> CheckResult:
     """Check that JAX's service answers, and that no proxy is in the way."""
     if not joined.jax_service:
         return CheckResult({"connecting": reachability.OPEN})
@@ -332,9 +332,9 @@ def check_jax_service(joined: TcpCoordinator, env: Mapping[str, str]) -> CheckRe
     facts["connecting"] = reachability.OPEN  # or it had not joined
     findings = list(check_proxies(host, addresses, env).findings)
     if tried.outcome != reachability.OPEN:
-        words = f"JAX's service at {joined.jax_service} cannot be reached: {tried.words}"
+        problem = f"JAX's service at {joined.jax_service} cannot be reached: {tried.words}"
         advice = "a firewall must pass its port too; shoal coordinator --jax-port chooses it"
-        findings.append(Finding("address", words, advice))
+        findings.append(Finding("address", problem, advice))
     return CheckResult(facts, tuple(findings))
 
 
@@ -387,16 +387,16 @@ def _state(launcher: Launcher, env: Environment, used: str) -> RuleState:
     return RuleState(launcher.name, True, True, shown(variables))
 
 
-def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
+def _why_not(launcher: Launcher, variables: Mapping[str, str]) -> str:
     """Return why these variables are not this launcher's, or describe no job; else ""."""
-    numbers = [name for name in (*launcher.indices, *launcher.counts) if name in found]
+    numbers = [name for name in (*launcher.indices, *launcher.counts) if name in variables]
     if not numbers:
         lacking = " and ".join((*launcher.indices[:1], *launcher.counts[:1]))
-        return f"{shown(found)} without {lacking}" if found else f"{lacking} not set"
-    lacking = ", ".join(name for name in launcher.needs if name not in found)
+        return f"{shown(variables)} without {lacking}" if variables else f"{lacking} not set"
+    lacking = ", ".join(name for name in launcher.needs if name not in variables)
     if lacking:
-        return f"{shown(found)} without {lacking}"
-    half = f"{numbers[0]}={found[numbers[0]]}"
+        return f"{shown(variables)} without {lacking}"
+    half = f"{numbers[0]}={variables[numbers[0]]}"
     if len(numbers) == 1 and half in launcher.no_job:
         return f"{half} without {launcher.counts[0]}: a batch script or a shell, not a step"
     return ""
@@ -445,7 +445,7 @@ def _spares(entry: str, host: str, addresses: Sequence[str]) -> bool:
         network = ipaddress.ip_network(entry, strict=False)
     except ValueError:
         return host.lower().endswith(entry.lower())
-    return any(ipaddress.ip_address(one.partition("%")[0]) in network for one in addresses)
+    return any(ipaddress.ip_address(address.partition("%")[0]) in network for address in addresses)
 
 
 def _without_password(url: str) -> str:
@@ -454,8 +454,8 @@ def _without_password(url: str) -> str:
     >>> [_without_password(f"{start}user:sec/ret@proxy:3128") for start in ("", "http://")]
     ['…@proxy:3128', 'http://…@proxy:3128']
     """
-    start, at, rest = url.rpartition("@")
-    if not at:
+    start, separator, rest = url.rpartition("@")
+    if not separator:
         return rest
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", start)
     return f"{scheme[0]}…@{rest}" if scheme else f"…@{rest}"

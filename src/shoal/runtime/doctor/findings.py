@@ -44,8 +44,8 @@ class Report(NamedTuple):
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        number = "?" if self.process is None else self.process
-        return f"process {number} ({self.host})"
+        index = "?" if self.process is None else self.process
+        return f"process {index} ({self.host})"
 
     def with_check(self, name: str, checked: CheckResult) -> Report:
         """Return this report and the result of one more check.
@@ -65,9 +65,9 @@ def problem_of(check: str, error: Exception | str) -> Finding:
     return Finding(check, "; ".join(str(error).splitlines()))
 
 
-def unknown_variable(words: str) -> Finding:
+def unknown_variable(message: str) -> Finding:
     """Return a note about a variable that begins with SHOAL_ and does not exist."""
-    return Finding("launcher", words, level=NOTE)
+    return Finding("launcher", message, level=NOTE)
 
 
 def packed(report: Report) -> bytes:
@@ -84,7 +84,9 @@ def unpacked(data: bytes) -> Report:
     True
     """
     fields = json.loads(data)
-    return Report(**{**fields, "findings": tuple(Finding(**one) for one in fields["findings"])})
+    return Report(
+        **{**fields, "findings": tuple(Finding(**finding) for finding in fields["findings"])}
+    )
 
 
 # ---- The reports of a job's processes, and what differs between them.
@@ -109,8 +111,8 @@ class Diagnosis(NamedTuple):
 def of_processes(reports: tuple[Report, ...]) -> Diagnosis:
     """Return the diagnosis of a whole job."""
     differences = compare(reports)
-    found = [*differences, *(finding for report in reports for finding in report.findings)]
-    has_problem = any(finding.level == PROBLEM for finding in found)
+    findings = [*differences, *(finding for report in reports for finding in report.findings)]
+    has_problem = any(finding.level == PROBLEM for finding in findings)
     return Diagnosis(
         reports, differences, reports[0].process, is_complete=True, has_problem=has_problem
     )
@@ -148,53 +150,57 @@ def compare(reports: Sequence[Report]) -> tuple[Finding, ...]:
 
 def groups(reports: Sequence[Report], check: str, name: str) -> dict[Any, list[int]]:
     """Return {value: processes} of one fact, the most frequent value first; None: absent."""
-    found: dict[Any, list[int]] = {}
-    for at, report in enumerate(reports):
+    processes_of: dict[Any, list[int]] = {}
+    for index, report in enumerate(reports):
         value = report.facts.get(check, {}).get(name)
         key = tuple(value) if isinstance(value, list) else value
-        found.setdefault(key, []).append(at if report.process is None else report.process)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        processes_of.setdefault(key, []).append(index if report.process is None else report.process)
+    return dict(sorted(processes_of.items(), key=lambda item: -len(item[1])))
 
 
-def sides(found: dict[Any, list[int]]) -> str:
+def sides(groups: dict[Any, list[int]]) -> str:
     """Return `0.10.2 on processes 0, 1; 0.9.0 on process 2`."""
     rows = []
-    for value, at in found.items():
+    for value, processes in groups.items():
         shown = "not set" if value is None else value
-        rows.append(f"{shown} on {listed(at)}")
+        rows.append(f"{shown} on {listed(processes)}")
     more = len(rows) - _SHOWN
     return "; ".join(rows[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _versions(reports: Sequence[Report]) -> list[Finding]:
-    names = dict.fromkeys(name for one in reports for name in one.facts.get("versions", {}))
+    names = dict.fromkeys(name for report in reports for name in report.facts.get("versions", {}))
     findings = []
     for name in names:
-        found = groups(reports, "versions", name)
-        if len(found) > 1:
+        versions = groups(reports, "versions", name)
+        if len(versions) > 1:
             level = PROBLEM if name in _MUST_BE_EQUAL else NOTE
             advice = "install the same everywhere" if level == PROBLEM else ""
-            findings.append(Finding("versions", f"{name} differs: {sides(found)}", advice, level))
+            findings.append(
+                Finding("versions", f"{name} differs: {sides(versions)}", advice, level)
+            )
     return findings
 
 
 def _clocks(reports: Sequence[Report]) -> list[Finding]:
-    times = {at: one.facts["clock"]["time_s"] for at, one in enumerate(reports)
-             if "time_s" in one.facts.get("clock", {})}  # fmt: skip
+    times = {index: report.facts["clock"]["time_s"] for index, report in enumerate(reports)
+             if "time_s" in report.facts.get("clock", {})}  # fmt: skip
     if len(times) < 2:
         return []
     middle = statistics.median_low(times.values())
     off = {
-        at: time_s - middle for at, time_s in times.items() if abs(time_s - middle) > CLOCK_OFF_S
+        index: time_s - middle
+        for index, time_s in times.items()
+        if abs(time_s - middle) > CLOCK_OFF_S
     }
     if not off:
         return []
-    rows = [f"that of {reports[at]} is {_apart(off_s)}" for at, off_s in off.items()]
-    words = "clocks differ: " + "; ".join(rows[:_SHOWN])
-    words += f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    others = [report for at, report in enumerate(reports) if at in times and at not in off]
-    words += f", compared with {others[0]}"
-    return [Finding("clock", words, "synchronize the clocks of the hosts (chrony, ntpd)")]
+    rows = [f"that of {reports[index]} is {_apart(off_s)}" for index, off_s in off.items()]
+    problem = "clocks differ: " + "; ".join(rows[:_SHOWN])
+    problem += f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    others = [report for index, report in enumerate(reports) if index in times and index not in off]
+    problem += f", compared with {others[0]}"
+    return [Finding("clock", problem, "synchronize the clocks of the hosts (chrony, ntpd)")]
 
 
 def _apart(off_s: float) -> str:
@@ -207,30 +213,37 @@ def _devices(reports: Sequence[Report]) -> list[Finding]:
     here = [report for report in reports if "platform" in report.facts.get("devices", {})]
     platforms = groups(here, "devices", "platform")
     if len(platforms) > 1:
-        words = f"the platform of the devices differs: {sides(platforms)}"
-        return [Finding("devices", words, "does a host lack its driver, or JAX's plugin for it?")]
+        problem = f"the platform of the devices differs: {sides(platforms)}"
+        return [Finding("devices", problem, "does a host lack its driver, or JAX's plugin for it?")]
     counts = groups(here, "devices", "count")
     if len(counts) > 1:
-        words = f"the number of devices differs: {sides(counts)}"
-        return [Finding("devices", words, level=NOTE)]
+        problem = f"the number of devices differs: {sides(counts)}"
+        return [Finding("devices", problem, level=NOTE)]
     return []
 
 
 def _folders(reports: Sequence[Report]) -> list[Finding]:
     """Find directories whose files are not seen, among the processes that could write there."""
     findings = []
-    folders = dict.fromkeys(name for one in reports for name in one.facts.get("folders", {}))
+    folders = dict.fromkeys(name for report in reports for name in report.facts.get("folders", {}))
     for folder in folders:
-        writers = [one for one in reports if folder in one.facts.get("folders", {})]
-        wrote = {one.process for one in writers}
-        hidden = [(one, one.facts.get("hidden", {}).get(folder, ())) for one in writers]
-        blind = [(one, at) for one, all_at in hidden if (at := [p for p in all_at if p in wrote])]
+        writers = [report for report in reports if folder in report.facts.get("folders", {})]
+        wrote = {report.process for report in writers}
+        hidden = [(report, report.facts.get("hidden", {}).get(folder, ())) for report in writers]
+        blind = [
+            (report, unseen)
+            for report, all_unseen in hidden
+            if (unseen := [p for p in all_unseen if p in wrote])
+        ]
         if blind:
-            rows = [f"{one} does not see the files of {listed(at)}" for one, at in blind[:_SHOWN]]
+            rows = [
+                f"{report} does not see the files of {listed(unseen)}"
+                for report, unseen in blind[:_SHOWN]
+            ]
             more = f"; and {len(blind) - _SHOWN} more" if len(blind) > _SHOWN else ""
-            words = f"{folder} is not shared: {'; '.join(rows)}{more}"
+            problem = f"{folder} is not shared: {'; '.join(rows)}{more}"
             advice = "mount one file system there on all hosts"
-            findings.append(Finding("folders", words, advice))
+            findings.append(Finding("folders", problem, advice))
     return findings
 
 
@@ -239,10 +252,10 @@ def _loopbacks(reports: Sequence[Report]) -> list[Finding]:
     hosts = {report.host for report in reports}
     addresses = groups(reports, "address", "resolves_to")
     local = [
-        at for at in addresses if at and all(one.startswith("127.") or one == "::1" for one in at)
+        ips for ips in addresses if ips and all(ip.startswith("127.") or ip == "::1" for ip in ips)
     ]
     if len(hosts) < 2 or not local:
         return []
     address = next(iter(groups(reports, "address", "address")))
-    words = f"{address} is the loopback of each host, and the processes are on {len(hosts)} hosts"
-    return [Finding("address", words, "pass the address by which other hosts reach process 0")]
+    problem = f"{address} is the loopback of each host, and the processes are on {len(hosts)} hosts"
+    return [Finding("address", problem, "pass the address by which other hosts reach process 0")]

@@ -39,8 +39,8 @@ def check_host() -> CheckResult:
     name = socket.gethostname()
     resolved = resolve(name, _RESOLVE_S)
     facts = {"name": name, "addresses": list(resolved.addresses), "cores": num_cores()}
-    words = why_no_loopback()
-    findings = (Finding("host", words, LOOPBACK_ADVICE),) if words else ()
+    problem = why_no_loopback()
+    findings = (Finding("host", problem, LOOPBACK_ADVICE),) if problem else ()
     return CheckResult(
         facts if resolved.addresses else {**facts, "error": resolved.error}, findings
     )
@@ -53,9 +53,9 @@ def check_name(report: Report) -> CheckResult:
         return CheckResult({})
     connects_by_it = devices.get("platform") == "cpu" and (report.num_processes or 1) > 1
     level = PROBLEM if connects_by_it else NOTE
-    words = unresolved(host["name"], host["error"])
+    problem = unresolved(host["name"], host["error"])
     advice = f"{ADVICE} (on one host shoal.initialize does without; other programs may not)"
-    return CheckResult({}, (Finding("host", words, advice, level),))
+    return CheckResult({}, (Finding("host", problem, advice, level),))
 
 
 def check_memory(root: str = "/") -> CheckResult:
@@ -89,8 +89,8 @@ def check_disk() -> CheckResult:
         try:
             directories.append(find())
         except OSError as error:
-            words = f"there is no directory {purpose}: {error.strerror}"
-            findings.append(Finding("disk", words, level=NOTE))
+            problem = f"there is no directory {purpose}: {error.strerror}"
+            findings.append(Finding("disk", problem, level=NOTE))
     for directory in dict.fromkeys(directories):
         free = free_bytes_at(directory)
         facts[directory] = {"free_bytes": free}
@@ -117,10 +117,10 @@ _VARIABLES = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "XLA_FLAGS", "LIBTPU_INIT_ARGS"
 
 def check_versions(env: Mapping[str, str]) -> CheckResult:
     """Return the versions of Python and its packages, and the variables that change programs."""
-    found = {name: _version(name) for name in (*_PACKAGES, *_DRIVERS)}
-    missing = [name for name in _PACKAGES if found[name] is None and name != "shoal"]
+    versions = {name: _version(name) for name in (*_PACKAGES, *_DRIVERS)}
+    missing = [name for name in _PACKAGES if versions[name] is None and name != "shoal"]
     facts = {"python": platform.python_version()}
-    facts |= {name: version for name, version in found.items() if version is not None}
+    facts |= {name: version for name, version in versions.items() if version is not None}
     facts |= {name: env[name] for name in _VARIABLES if env.get(name)}
     findings = [
         Finding("versions", f"{name} is not installed in {sys.executable}", f"pip install {name}")
@@ -136,8 +136,8 @@ def _of_jax() -> list[Finding]:
     try:
         line = jax_runtime.check_version()
     except InitializeError as error:
-        words, advice = str(error).splitlines()
-        return [Finding("versions", words, advice)]
+        problem, advice = str(error).splitlines()
+        return [Finding("versions", problem, advice)]
     except ImportError:  # the probe of the devices says what is wrong
         return []
     return [Finding("versions", line, level=NOTE)] if line else []
@@ -173,16 +173,16 @@ class FolderMarks:
                 ahead_s = path.stat().st_mtime - time.time()
                 free = free_bytes_at(folder)
             except OSError as error:
-                words = f"no file can be written in {folder}: {why_refused(error, folder)}"
-                findings.append(Finding("folders", words))
+                problem = f"no file can be written in {folder}: {why_refused(error, folder)}"
+                findings.append(Finding("folders", problem))
                 continue
             facts[folder] = {
                 "file_system": file_system(os.path.abspath(folder)),
                 "free_bytes": free,
             }
             if abs(ahead_s) > CLOCK_OFF_S:
-                words = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
-                findings.append(Finding("clock", words, "synchronize both (chrony, ntpd)"))
+                problem = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
+                findings.append(Finding("clock", problem, "synchronize both (chrony, ntpd)"))
             if free is not None and free < LITTLE_DISK_BYTES:
                 findings.append(Finding("folders", f"only {free >> 20} MiB are free in {folder}"))
         return CheckResult(facts, tuple(findings))

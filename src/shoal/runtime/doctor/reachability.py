@@ -63,8 +63,8 @@ def _resolve(host: str) -> ResolvedName:
     try:
         rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else None
-        return ResolvedName((), words or str(error))
+        reason = error.strerror if isinstance(error, OSError) else None
+        return ResolvedName((), reason or str(error))
     return ResolvedName(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
 
 
@@ -74,14 +74,14 @@ def connect_to(address: str, timeout_s: float) -> ConnectAttempt:
     try:
         socket.create_connection(split_address(address), timeout_s).close()
     except ConnectionRefusedError as error:
-        outcome, words = REFUSED, error.strerror or str(error)
+        outcome, reason = REFUSED, error.strerror or str(error)
     except TimeoutError:
-        outcome, words = UNREACHABLE, f"no answer within {timeout_s:g} s"
+        outcome, reason = UNREACHABLE, f"no answer within {timeout_s:g} s"
     except OSError as error:
-        outcome, words = UNREACHABLE, error.strerror or str(error)
+        outcome, reason = UNREACHABLE, error.strerror or str(error)
     else:
-        outcome, words = OPEN, ""
-    return ConnectAttempt(outcome, words, time.monotonic() - began)
+        outcome, reason = OPEN, ""
+    return ConnectAttempt(outcome, reason, time.monotonic() - began)
 
 
 def bind_error(host: str, port: int) -> int:
@@ -121,19 +121,19 @@ def port_owner(port: int) -> str:
 
 def _listening(port: int) -> set[str]:
     """Return the inodes of the sockets that listen at a port."""
-    found = set()
+    inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
-    return found
+                    inodes.add(fields[9])
+    return inodes
 
 
 def _command(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    words[0] = os.path.basename(words[0])
-    text = " ".join(word.decode(errors="replace") for word in words if word)
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    arguments[0] = os.path.basename(arguments[0])
+    text = " ".join(word.decode(errors="replace") for word in arguments if word)
     text = re.sub(r"\s+", " ", text) or "?"
     return text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 1] + "…"

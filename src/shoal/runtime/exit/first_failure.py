@@ -83,7 +83,7 @@ _AS_ASKED = (
 )  # fmt: skip
 
 
-class Whereabouts(NamedTuple):
+class LastCall(NamedTuple):
     """The last call of a process."""
 
     step: int | None
@@ -91,15 +91,15 @@ class Whereabouts(NamedTuple):
     is_waiting: bool  # for others, there
 
 
-def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
-    """Parse the last call of a process, as the meeting place sends it."""
+def last_call_of(row: Mapping[str, Any] | None) -> LastCall | None:
+    """Parse the last call of a process, as the coordinator sends it."""
     if row is None:
         return None
     call, name, site = (str(row[key]) for key in ("call", "name", "site"))
     # This process has other modules than that one: it would find another file of that name.
     place = dataclasses.replace(place_at(call, name, site), age_s=float(row["age_s"]), source="")
     is_known = bool(place.call or place.file)
-    return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
+    return LastCall(row["step"], place if is_known else None, bool(row["waits"]))
 
 
 class Gone(NamedTuple):
@@ -110,13 +110,13 @@ class Gone(NamedTuple):
     at_s: float  # on the monotonic clock, which all processes of a host share
     is_dismissed: bool = False  # declared lost for its silence, while its connection stood
     follows: bool = False  # it failed because of others, as it reported
-    at: Whereabouts | None = None
+    at: LastCall | None = None
     is_missed: bool = True  # other processes were in the job then, or had not left it in order
     why: str = ""  # it is lost, without a guess of the reason
     record: LastRecord | None = None  # of its failure, as it sent it
 
 
-class Ending(NamedTuple):
+class ProcessExit(NamedTuple):
     """How one process ended."""
 
     process: int
@@ -126,7 +126,7 @@ class Ending(NamedTuple):
     output: str = ""  # the end of its log
     log: str = ""
     was_frozen: bool = False  # it was stopped by a signal when the first one was sent
-    gone: Gone | None = None  # the meeting place's report before any signal was sent; not "left"
+    gone: Gone | None = None  # the coordinator's report before any signal was sent; not "left"
     is_lost: bool = False  # lost to the others while alive
     joined_by_jax: bool = False  # alone
     sent_s: float = math.inf  # the time of the first signal
@@ -138,7 +138,7 @@ class Ending(NamedTuple):
     ended_s: float = math.inf
     crashed_at: tuple[StackFrame, ...] = ()  # the program's lines when a fault of its own ended it
     asked_s: float = math.inf  # when the launcher passed on a SIGTERM, as a request to end
-    left: Gone | None = None  # the meeting place's report that it left the job in order
+    left: Gone | None = None  # the coordinator's report that it left the job in order
     has_input: bool = True  # standard input; else /dev/null
     is_python: bool = True  # started by this launcher's Python, which records how it ends
     ran_loaded: bool = False  # code from the compile cache, and finished no step
@@ -149,8 +149,8 @@ class Ending(NamedTuple):
         is_killed = self.code == -signal.SIGKILL and signal.SIGKILL not in self.sent
         return is_killed and self.memory is not None and bool(self.memory.cgroup_oom_kills)
 
-    def with_report(self, gone: Gone | None) -> Ending:
-        """Return it with the meeting place's report.
+    def with_report(self, gone: Gone | None) -> ProcessExit:
+        """Return it with the coordinator's report.
 
         A report after the first signal is ignored: the launcher was the cause.
         """
@@ -174,9 +174,11 @@ class Ending(NamedTuple):
     def own_threads(self) -> list[LastRecord]:
         """The exceptions of its threads that are its own."""
         return [
-            one
-            for one in self.threads
-            if one.because_of is None and one.cause.error and one.cause.error.type not in LEARNED
+            record
+            for record in self.threads
+            if record.because_of is None
+            and record.cause.error
+            and record.cause.error.type not in LEARNED
         ]
 
     @property
@@ -206,10 +208,10 @@ class Ending(NamedTuple):
         return min(self.gone.at_s, self.failed_s)
 
 
-def first_failures(endings: Iterable[Ending]) -> list[Ending]:
-    """Return the root: the earliest failure that is neither the launcher's nor a consequence.
+def first_failures(exits: Iterable[ProcessExit]) -> list[ProcessExit]:
+    """Return the root: the earliest failure not caused by the launcher or by another failure.
 
-    The meeting place determines the order: a process that learns of a failure may exit before the
+    The coordinator determines the order: a process that learns of a failure may exit before the
     one that failed, and one that has reported an exception of its own has failed then, however it
     ended. A process that the others lost while it was alive has failed whatever its exit code. If
     all other failures are consequences, the root is a process that failed before and had to be
@@ -218,16 +220,16 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
 
     Empty: all ended on request, or because others did.
     """
-    endings = list(endings)
+    exits = list(exits)
     claims = [
         (_rank(e), e.known_failed_s, e)
-        for e in endings
+        for e in exits
         if _failed(e) and e.known_failed_s is not None and not e.has_obeyed
     ]
     ended_s = [
         known_failed_s
-        for rank, known_failed_s, ending in claims
-        if rank == _Rank.OWN or not (rank == _Rank.REPORTED or ending.sent)
+        for rank, known_failed_s, process_exit in claims
+        if rank == _Rank.OWN or not (rank == _Rank.REPORTED or process_exit.sent)
     ]
     if not ended_s:
         return []  # all were ended by the launcher, on request
@@ -235,17 +237,17 @@ def first_failures(endings: Iterable[Ending]) -> list[Ending]:
     rank, _, root = min(claims, key=lambda claim: claim[:2])
     if rank <= _Rank.REPORTED:
         return [root]
-    frozen = [ending for ending in endings if ending.was_frozen]
+    frozen = [process_exit for process_exit in exits if process_exit.was_frozen]
     if frozen:
         return frozen[:1]
-    if rank == _Rank.FOUND or (rank == _Rank.TORN and not _has_gone_before(root, endings)):
+    if rank == _Rank.FOUND or (rank == _Rank.TORN and not _has_gone_before(root, exits)):
         return [root]
-    if min(ending.asked_s for ending in endings) <= (root.known_failed_s or 0.0):
+    if min(process_exit.asked_s for process_exit in exits) <= (root.known_failed_s or 0.0):
         return []
-    return _missed_by(root, endings) or _failed_in_threads(endings) or [root]
+    return _missed_by(root, exits) or _failed_in_threads(exits) or [root]
 
 
-def _missed_by(root: Ending, endings: Iterable[Ending]) -> list[Ending]:
+def _missed_by(root: ProcessExit, exits: Iterable[ProcessExit]) -> list[ProcessExit]:
     """Return the processes that had left the job in order, and without which a process failed, the
     first one first."""
     named = None
@@ -253,34 +255,41 @@ def _missed_by(root: Ending, endings: Iterable[Ending]) -> list[Ending]:
         named = root.record.because_of
     failed_s = root.known_failed_s or 0.0
     missed = [
-        (ending.left.at_s, ending.process, ending)
-        for ending in endings
-        if ending.left is not None and ending.has_left and ending.left.at_s <= failed_s
+        (process_exit.left.at_s, process_exit.process, process_exit)
+        for process_exit in exits
+        if process_exit.left is not None
+        and process_exit.has_left
+        and process_exit.left.at_s <= failed_s
         # An error of JAX's runtime names no process.
-        if named is None or ending.process in named
+        if named is None or process_exit.process in named
     ]
-    return [ending for _, _, ending in sorted(missed, key=lambda row: row[:2])]
+    return [process_exit for _, _, process_exit in sorted(missed, key=lambda row: row[:2])]
 
 
-def _has_gone_before(root: Ending, endings: Iterable[Ending]) -> bool:
+def _has_gone_before(root: ProcessExit, exits: Iterable[ProcessExit]) -> bool:
     """Return whether another process had ended, or left the job, when one failed."""
     failed_s = root.known_failed_s or 0.0
     return any(
-        ending.ended_s <= failed_s or (ending.left is not None and ending.left.at_s <= failed_s)
-        for ending in endings
-        if ending.process != root.process
+        process_exit.ended_s <= failed_s
+        or (process_exit.left is not None and process_exit.left.at_s <= failed_s)
+        for process_exit in exits
+        if process_exit.process != root.process
     )
 
 
-def _failed_in_threads(endings: Sequence[Ending]) -> list[Ending]:
+def _failed_in_threads(exits: Sequence[ProcessExit]) -> list[ProcessExit]:
     """Return the process that others name, and in which a thread has failed, as failed by that: it
     may have computed until it was ended, and never have known."""
-    peers = [ending.record.because_of for ending in endings if ending.record is not None]
+    peers = [
+        process_exit.record.because_of for process_exit in exits if process_exit.record is not None
+    ]
     named = {process for of in peers for process in of or ()}
     return [
-        ending._replace(record=ending.own_threads[0], failed_s=ending.own_threads[0].at_s)
-        for ending in endings
-        if ending.process in named and ending.own_threads
+        process_exit._replace(
+            record=process_exit.own_threads[0], failed_s=process_exit.own_threads[0].at_s
+        )
+        for process_exit in exits
+        if process_exit.process in named and process_exit.own_threads
     ][:1]
 
 
@@ -294,8 +303,8 @@ def left_cause(left: Gone | None) -> Cause:
         where = f", by sys.exit() at {line_of(left.why)}"
     elif place is not None and not place.call:  # else the last call, which it has returned from
         where = f", by {place_words(place)}"
-    words = f"It had left the job in order{where}, and others waited for it."
-    return Cause(processes=ProcessSet(), kind="exit", exit_code=0, words=(words,))
+    text = f"It had left the job in order{where}, and others waited for it."
+    return Cause(processes=ProcessSet(), kind="exit", exit_code=0, words=(text,))
 
 
 def has_only_learned(record: LastRecord) -> bool:
@@ -316,14 +325,14 @@ def shared_cause(first: Cause, causes: Sequence[Cause]) -> Cause:
     processes = ProcessSet(process for cause in causes for process in cause.processes)
     bare = dataclasses.replace(first, error=None, frames=(), left_out={})
     if first.wait is not None:
-        missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
+        missing = ProcessSet(p for group in first.wait.missing for p in group.processes)
         wait = _joined_wait(first, first.wait, missing, causes)
         return dataclasses.replace(bare, wait=wait, processes=missing or processes)
     if first.difference is not None:
         difference = _joined(first.difference, [cause.difference for cause in causes])
         of_sides = [process for side in difference.sides for process in side.processes]
-        found = ProcessSet([*processes, *of_sides])
-        return dataclasses.replace(bare, difference=difference, processes=found)
+        involved = ProcessSet([*processes, *of_sides])
+        return dataclasses.replace(bare, difference=difference, processes=involved)
     if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
         return dataclasses.replace(bare, processes=processes)
     return dataclasses.replace(first, processes=processes)
@@ -345,7 +354,9 @@ def _joined_wait(first: Cause, wait: Wait, missing: ProcessSet, causes: Sequence
 def _joined(first: Difference, all_known: Iterable[Difference | None]) -> Difference:
     """Return a difference with the processes that arrived after it was found, each on its side."""
     first = dataclasses.replace(first, late=None)
-    sides = {dataclasses.replace(one, processes=ProcessSet()): one.processes for one in first.sides}
+    sides = {
+        dataclasses.replace(side, processes=ProcessSet()): side.processes for side in first.sides
+    }
     for known in all_known:
         if known is None or known.late is None or dataclasses.replace(known, late=None) != first:
             continue
@@ -391,7 +402,7 @@ def _wait(processes: ProcessSet) -> str:
     return f"{listed(processes)} {inflected(len(processes), 'waits', 'wait')}"
 
 
-def exit_code(root: Ending) -> int:
+def exit_code(root: ProcessExit) -> int:
     """Return the exit code of the root as in a shell: 128 + n for signal n.
 
     A process that raised or exited, and had to be ended by the launcher, has the code of that; one
@@ -431,7 +442,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def is_from_outside(root: Ending) -> bool:
+def is_from_outside(root: ProcessExit) -> bool:
     """Return whether something outside of the program ended or stopped it: it may do well again.
 
     An out-of-memory kill is the program's own; so are the signals of its own faults.
@@ -445,7 +456,7 @@ def is_signal_from_outside(code: int) -> bool:
     return -code in _FROM_OUTSIDE
 
 
-def cause_of(root: Ending) -> str:
+def cause_of(root: ProcessExit) -> str:
     """Return the exception of a failure and its place in the program, "" if unknown.
 
     Losses, late processes and jobs that could not be joined have their cause elsewhere.
@@ -464,58 +475,58 @@ def cause_of(root: Ending) -> str:
     return f"{cause.error.type} at {os.path.basename(frame.file)}:{frame.line}"
 
 
-def fails_by_itself(ending: Ending) -> bool:
+def fails_by_itself(process_exit: ProcessExit) -> bool:
     """Return whether its failure is its own: not of another process, nor by the launcher."""
-    return _rank(ending) == _Rank.OWN
+    return _rank(process_exit) == _Rank.OWN
 
 
-def names_no_process(root: Ending) -> bool:
+def names_no_process(root: ProcessExit) -> bool:
     """Return whether a process failed because a service was lost, not another process."""
     is_lost = root.code == ProcessLostError.exit_code and not root.is_lost
     return is_lost and root.record is not None and root.record.because_of == ()
 
 
-def _failed(ending: Ending) -> bool:
-    return bool(ending.code or ending.is_lost or ending.gone)
+def _failed(process_exit: ProcessExit) -> bool:
+    return bool(process_exit.code or process_exit.is_lost or process_exit.gone)
 
 
-def _rank(ending: Ending) -> _Rank:
+def _rank(process_exit: ProcessExit) -> _Rank:
     """Return the kind of a failure: the first that applies."""
-    gone = ending.gone
-    if ending.is_lost:
+    gone = process_exit.gone
+    if process_exit.is_lost:
         return _Rank.OWN
     if gone is not None and gone.follows:
         return _Rank.CONSEQUENCE
-    was_ended = bool(ending.sent) or not ending.code  # or it has chosen code 0
+    was_ended = bool(process_exit.sent) or not process_exit.code  # or it has chosen code 0
     if not was_ended:
-        by_code = _rank_of_code(ending)
+        by_code = _rank_of_code(process_exit)
         if by_code is not None:
             return by_code
-    if _is_torn(ending):
+    if _is_torn(process_exit):
         return _Rank.TORN
     if not was_ended:
         return _Rank.OWN
-    if gone is not None and gone.state == "failed" and ending.code:
+    if gone is not None and gone.state == "failed" and process_exit.code:
         return _Rank.OWN
     return _Rank.REPORTED
 
 
-def _rank_of_code(ending: Ending) -> _Rank | None:
+def _rank_of_code(process_exit: ProcessExit) -> _Rank | None:
     """Return the kind of a failure by its exit code. None: its own, or the program chose it."""
-    code = ending.code
-    if ending.record is not None:
-        cause = ending.record.cause
-        if cause.kind == "exit" and ending.gone is not None:
+    code = process_exit.code
+    if process_exit.record is not None:
+        cause = process_exit.record.cause
+        if cause.kind == "exit" and process_exit.gone is not None:
             return None
         if code == 1:  # without our hooks Python ends it with 1, whatever the error
             code = cause.exit_code or 1
     return _RANK_OF_CODE.get(code)
 
 
-def _is_torn(ending: Ending) -> bool:
+def _is_torn(process_exit: ProcessExit) -> bool:
     """Return whether an error of JAX's runtime ended it, which another's end may have caused."""
-    if ending.record is not None:
-        return ending.record.is_torn
-    if ending.gone is None or ending.gone.record is None:
+    if process_exit.record is not None:
+        return process_exit.record.is_torn
+    if process_exit.gone is None or process_exit.gone.record is None:
         return False
-    return ending.gone.record.is_torn
+    return process_exit.gone.record.is_torn

@@ -9,8 +9,8 @@ teardown. It hooks
 * `threading.excepthook`: records the exceptions that end other threads;
 * `sys.exit`: records the code or text, which Python keeps nowhere;
 * `atexit`, registered after JAX's own handler and therefore run before it;
-* one thread that sleeps until this process starts to end, for anything that gets stuck on the way
-  (a thread that Python joins, another exit handler, the teardown).
+* a thread that wakes when this process starts to end, and ends it if its shutdown hangs (in a
+  thread that Python joins, another exit handler, the teardown).
 
 A hook that is set later (by `rich.traceback.install()`, a debugger, the program) may never call
 this one: so the thread and the exit handler also check how the main program ended. The code of a
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from shoal import settings
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError, ShoalError
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import speakers
 from shoal.runtime.exit.causes import (
     explain,
@@ -55,7 +55,7 @@ from shoal.runtime.failures.exception_text import (
     exit_words,
     failure_of,
     is_of_runtime,
-    stands,
+    position_in_program,
 )
 from shoal.runtime.failures.last_record import (
     claim,
@@ -82,15 +82,15 @@ _LOOK_S = 0.25  # interval of checks whether the program has ended
 
 
 class ExitGuard:
-    """The exit guard of this process: `hook` once, `watch` a coordinator, `release` it."""
+    """The exit guard of this process: `hook` once, `watch` with a job client, `release` it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._joining = (0, 1)  # the index of this process in the job that it joins, of how many
-        self._coordinator: Coordinator | None = None
+        self._client: JobClient | None = None
         self._is_idle: Callable[[], bool] = lambda: True
-        self._work_until_now: Callable[[], Callable[[], bool]] = lambda: self._is_idle
-        self._leave: Callable[[str], None] = lambda words: None
+        self._issued_work: Callable[[], Callable[[], bool]] = lambda: self._is_idle
+        self._leave: Callable[[str], None] = lambda message: None
         self._compare: Callable[[], None] = lambda: None
         self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
@@ -125,39 +125,39 @@ class ExitGuard:
 
     def watch(
         self,
-        coordinator: Coordinator,
+        client: JobClient,
         *,
         is_idle: Callable[[], bool],
-        work_until_now: Callable[[], Callable[[], bool]],
+        issued_work: Callable[[], Callable[[], bool]],
         leave: Callable[[str], None],
         compare: Callable[[], None],
         parts_together: bool,
     ) -> None:
-        """Report the end of this process to `coordinator` from now on.
+        """Report the end of this process to `client` from now on.
 
         `leave` leaves the job after a normal end; it gets the text for the other processes (empty:
         nothing to report); before an end in order, `compare` raises DivergenceError if processes
-        have made different calls. `is_idle` tells whether all arrays are computed; `work_until_now`
+        have made different calls. `is_idle` tells whether all arrays are computed; `issued_work`
         returns a function that tells it of all that was started before its call, arrays or not;
         `parts_together` tells whether JAX's teardown waits for all processes even then, as in a job
         that JAX joined.
 
         Must be called after JAX was imported: exit handlers run in reverse order.
         """
-        self._coordinator, self._is_idle = coordinator, is_idle
+        self._client, self._is_idle = client, is_idle
         self._leave, self._compare = leave, compare
-        self._work_until_now = work_until_now
+        self._issued_work = issued_work
         self._parts_together = parts_together
         self._wake = wake = threading.Event()
         atexit.register(self._on_exit)
         # Started now: an interpreter that is ending cannot start threads (since Python 3.12).
-        arguments = (coordinator, wake)
+        arguments = (client, wake)
         name = "shoal exit guard"
         threading.Thread(target=self._end_if_stuck, args=arguments, name=name, daemon=True).start()
 
     def release(self) -> None:
         """Undo `watch`: the process has left the job in order."""
-        self._coordinator = None
+        self._client = None
         self._wake.set()
         atexit.unregister(self._on_exit)
 
@@ -213,13 +213,13 @@ class ExitGuard:
             notes = getattr(error, "__notes__", ())
             error.__notes__ = [note for note in notes if note != error.details]
         self._code = exit_code_of(error)
-        coordinator = self._coordinator
+        client = self._client
         if not self._is_owner():
             self._excepthook(type(error), error, error.__traceback__)
-        elif coordinator is None:
+        elif client is None:
             self._end_outside(error)
         else:
-            self._end_member(coordinator, error)
+            self._end_member(client, error)
 
     def _end_outside(self, error: BaseException) -> None:
         """Record and show an exception of a process that is in no job: not yet, or alone."""
@@ -230,20 +230,20 @@ class ExitGuard:
         if isinstance(error, ShoalError | KeyboardInterrupt):
             raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
 
-    def _end_member(self, coordinator: Coordinator, error: BaseException) -> None:
+    def _end_member(self, client: JobClient, error: BaseException) -> None:
         """Report an exception to the other processes, and show it."""
-        self._agent.note_signals(coordinator.process)
+        self._agent.note_signals(client.process)
         self._is_shown = True
-        with _without_sigterm(coordinator) as hurry:
-            gone = self._report_failure(coordinator, error)
+        with _without_sigterm(client) as signals:
+            gone = self._report_failure(client, error)
             try:
                 self._show(error)
             finally:
                 with for_the_log(self._is_recorded):
-                    self._explain(coordinator, error, gone)
+                    self._explain(client, error, gone)
                 self._limit_end()
-                if _is_for_processes(coordinator):
-                    self._report_job(coordinator, error, hurry)
+                if _is_for_processes(client):
+                    self._report_job(client, error, signals)
 
     def _show(self, error: BaseException) -> None:
         """Show an uncaught exception by the hook that was installed before this one.
@@ -251,7 +251,7 @@ class ExitGuard:
         Python's own is for the log where a launcher reports the failure. That of the program (rich,
         a debugger) appears as it comes.
         """
-        here, is_default = self._coordinator, self._excepthook is sys.__excepthook__
+        here, is_default = self._client, self._excepthook is sys.__excepthook__
         if here is not None and is_default and _is_for_processes(here):
             line = ""
             with contextlib.suppress(Exception):  # then its traceback says it
@@ -274,12 +274,10 @@ class ExitGuard:
         except Exception:  # noqa: BLE001 (then its traceback says it)
             return False
 
-    def _report_job(
-        self, coordinator: Coordinator, error: BaseException, hurry: Sequence[int]
-    ) -> None:
+    def _report_job(self, client: JobClient, error: BaseException, signals: Sequence[int]) -> None:
         """Add the report of the job, if this process is to make it."""
         try:
-            _reports().report_job(coordinator, self._end_of_this(error), hurry)
+            _reports().report_job(client, self._end_of_this(error), signals)
         except Exception:  # noqa: BLE001 (without it the error is still shown)
             self._excepthook(type(error), error, error.__traceback__)
 
@@ -298,15 +296,15 @@ class ExitGuard:
                 record(error, thread=thread.name)
         self._thread_hook(raised)
 
-    def _report_failure(self, coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
+    def _report_failure(self, client: JobClient, error: BaseException) -> dict[int, Member]:
         """Report an uncaught exception; return the lost processes if they may be its cause."""
         at_s = time.time()
-        gone = gone_behind(coordinator, error)
+        gone = gone_behind(client, error)
         self._record(error, gone, at_s)  # before any other process learns of it
         with contextlib.suppress(ShoalError, OSError):
             kind = "failed" if self._peers is None else "followed"
-            end = record_sent(coordinator, error, self._peers)
-            coordinator.report(kind, failure_of(error, self._program.place).words, end)
+            end = record_sent(client, error, self._peers)
+            client.report(kind, failure_of(error, self._program.place).words, end)
         return gone
 
     def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
@@ -314,7 +312,7 @@ class ExitGuard:
         self._error, self._peers = error, peers_behind(error, gone)
         process = step = point = None
         begins: list[str] = []
-        here = self._coordinator
+        here = self._client
         if here is not None:
             process, step, point = here.process, here.progress.step, here.progress.point
             begins = speakers(here.hosts)
@@ -336,13 +334,11 @@ class ExitGuard:
             at_s = self._agent.outlast(process, self._peers)
             self._agent.record(self._error, at_s, self._explanation)
 
-    def _explain(
-        self, coordinator: Coordinator, error: BaseException, gone: Mapping[int, Member]
-    ) -> None:
+    def _explain(self, client: JobClient, error: BaseException, gone: Mapping[int, Member]) -> None:
         """After an error of JAX's runtime was printed, add which processes are gone."""
         self._code = self._exit_code_of(error)
-        if gone or (is_of_runtime(error) and lost_services(coordinator)):
-            code, lines = explain(coordinator, gone)
+        if gone or (is_of_runtime(error) and lost_services(client)):
+            code, lines = explain(client, gone)
             if self._code_of_hook is None:
                 self._code = code
             self._explanation = "\n".join(f"shoal: {line}" for line in lines)
@@ -355,15 +351,15 @@ class ExitGuard:
 
     def _limit_end(self) -> None:
         """Make the thread end this process if it does not end by itself in time."""
-        limit_s = settings.seconds("SHOAL_ABORT_AFTER_S")
+        limit_s = settings.seconds("SHOAL_HANG_TIMEOUT_S")
         self._limit = (time.monotonic() + limit_s, 1 if self._code is None else self._code)
         self._wake.set()
 
     def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
-            site = stands(sys._getframe(1))
-            if self._coordinator is not None and site:  # "": a runner raises it again
-                self._coordinator.progress.leave(site)
+            site = position_in_program(sys._getframe(1))
+            if self._client is not None and site:  # "": a runner raises it again
+                self._client.progress.leave(site)
             self._exit_status = status if isinstance(status, int) else int(status is not None)
             # Python takes a code from its excepthook, but not from an exit handler: these run once
             # the main thread counts as ended.
@@ -379,8 +375,8 @@ class ExitGuard:
         self._exit(status)
 
     def _on_exit(self) -> None:
-        coordinator = self._coordinator
-        if coordinator is None:
+        client = self._client
+        if client is None:
             return
         if not self._is_owner():
             # JAX's teardown would wait for threads that a fork does not have.
@@ -392,72 +388,72 @@ class ExitGuard:
         # job is left last, since no process waits for one that has left.
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
-            self._explain(coordinator, error, self._report_failure(coordinator, error))
-        if error is not None and not self._is_shown and _is_for_processes(coordinator):
-            self._report_job(coordinator, error, hurry=())
+            self._explain(client, error, self._report_failure(client, error))
+        if error is not None and not self._is_shown and _is_for_processes(client):
+            self._report_job(client, error, signals=())
         if self._code is not None:
-            self._outlast(coordinator.process)
+            self._outlast(client.process)
             _end(self._code)
-        words = self._leaving_words()
+        message = self._leaving_words()
         fails = self._exit_status not in (0, REQUEUE)
         gone: Mapping[int, Member] = {}
         is_alone = False  # no other process will start its part of what these devices compute
         if fails:
-            self._report_exit(coordinator, words)
+            self._report_exit(client, message)
         else:
-            found = self._finish(coordinator)
-            gone, is_alone = found or {}, found is None
+            unfinished = self._finish(client)
+            gone, is_alone = unfinished or {}, unfinished is None
         # Only now can a teardown hang; otherwise Python's own end keeps its exit code, which is not
         # known here for certain: the program may have raised SystemExit itself.
         is_idle = self._is_idle()
         if not gone and (self._parts_together or not is_idle):
-            gone = gone_members(coordinator)
+            gone = gone_members(client)
         is_busy = _works_on_devices()
         if gone or is_busy or (fails and not is_idle):
             with for_launcher():
-                code = self._exit_status & 0xFF or report_cut(coordinator, gone)
-            self._cut(coordinator, code)
+                code = self._exit_status & 0xFF or report_cut(client, gone)
+            self._cut(client, code)
         if is_alone and (self._program.has_returned() or self._exit_report):
             with for_launcher():
-                report_alone(coordinator)
-            self._cut(coordinator, self._exit_status & 0xFF)
+                report_alone(client)
+            self._cut(client, self._exit_status & 0xFF)
         self._native_since = time.monotonic()
         self._wake.set()
-        self._leave(words)
+        self._leave(message)
         self.release()
 
-    def _cut(self, coordinator: Coordinator, code: int) -> NoReturn:
+    def _cut(self, client: JobClient, code: int) -> NoReturn:
         """Leave the job, and end without JAX's teardown."""
         flush()  # before the services may end, because JAX's client aborts then
         write_open_files()
         with contextlib.suppress(ShoalError, OSError):
-            coordinator.close()
+            client.close()
         os._exit(code)
 
-    def _finish(self, coordinator: Coordinator) -> Mapping[int, Member] | None:
+    def _finish(self, client: JobClient) -> Mapping[int, Member] | None:
         """Compare the calls, unless the end may be out of order, and wait for the devices: see
         `await_devices`."""
         has_exited = self._exit_report and self._program.has_exited()
         try:
             if self._exit_status == 0 and (has_exited or self._program.has_returned()):
                 self._compare()
-            return await_devices(coordinator, self._timed(self._work_until_now()))
+            return await_devices(client, self._timed(self._issued_work()))
         except DivergenceError as error:
             try:
                 self._take_exception(type(error), error, error.__traceback__)
-                self._outlast(coordinator.process)
+                self._outlast(client.process)
             finally:
                 _end(self._exit_code_of(error))
         except BaseException as error:  # noqa: BLE001 - Python would print and ignore it
-            words, end = failure_of(error).words, record_sent(coordinator, error)
+            message, end = failure_of(error).words, record_sent(client, error)
             if isinstance(error, SystemExit):  # of the program's handler of a signal
-                words = exit_of(error)
+                message = exit_of(error)
             elif isinstance(error, ShoalError):
                 print(f"shoal: {error}", file=sys.stderr)
             elif not isinstance(error, KeyboardInterrupt):
                 traceback.print_exc()
             with contextlib.suppress(ShoalError, OSError):
-                coordinator.report("failed", words, end)
+                client.report("failed", message, end)
             _end(exit_code_of(error))
 
     def _timed(self, is_done: Callable[[], bool]) -> Callable[[], bool]:
@@ -473,20 +469,24 @@ class ExitGuard:
         self._wake.set()
         return look
 
-    def _report_exit(self, coordinator: Coordinator, words: str) -> None:
+    def _report_exit(self, client: JobClient, message: str) -> None:
         """Report an end by `sys.exit`, as `_report_failure` and `_outlast` do for an exception."""
-        peers, troubles = self._peers, coordinator.troubles
-        if peers is None and troubles.has_open():
-            peers = {t.process: t.departure for t in troubles.open() if t.process is not None}
+        peers, peer_losses = self._peers, client.peer_losses
+        if peers is None and peer_losses.has_open():
+            peers = {
+                loss.process: loss.departure
+                for loss in peer_losses.open()
+                if loss.process is not None
+            }
         at_s = time.time()
         if peers is None:
-            self._agent.record_words(words, at_s)
+            self._agent.record_words(message, at_s)
         with contextlib.suppress(ShoalError, OSError):
-            code, me = self._exit_status & 0xFF, coordinator.process
-            end = record_of_exit(code, headline_of(words), peers, me)
-            coordinator.report("failed" if peers is None else "followed", words, end)
+            code, me = self._exit_status & 0xFF, client.process
+            end = record_of_exit(code, headline_of(message), peers, me)
+            client.report("failed" if peers is None else "followed", message, end)
         if peers is not None:
-            self._agent.record_words(words, self._agent.outlast(coordinator.process, peers))
+            self._agent.record_words(message, self._agent.outlast(client.process, peers))
 
     def _leaving_words(self) -> str:
         """Return the report, for the other processes, of an end without an exception."""
@@ -499,7 +499,7 @@ class ExitGuard:
             return self._exit_report
         return f"left the job by SystemExit (exit code unknown), at {self._program.place}"
 
-    def _await_end(self, coordinator: Coordinator, wake: threading.Event) -> None:
+    def _await_end(self, client: JobClient, wake: threading.Event) -> None:
         """Sleep until the end begins; report what ended the program if the hook cannot."""
         has_reported = False
         while not wake.wait(_LOOK_S):
@@ -507,28 +507,28 @@ class ExitGuard:
             if error is None or not self._is_owner():
                 continue
             if not has_reported:
-                self._report_failure(coordinator, error)
+                self._report_failure(client, error)
                 has_reported = True
             if self._program.joins_threads():  # the other hook has finished
                 self._code = self._exit_code_of(error)
                 self._limit_end()
 
-    def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:
+    def _end_if_stuck(self, client: JobClient, wake: threading.Event) -> None:
         """End the process when its end hangs. Sends no query within the first second."""
-        self._await_end(coordinator, wake)
+        self._await_end(client, wake)
         query_at = 0.0
-        while self._coordinator is coordinator:
+        while self._client is client:
             now = time.monotonic()
             if self._limit is not None and now >= self._limit[0]:
                 with for_launcher():
-                    report_stuck(coordinator)
+                    report_stuck(client)
                 _end(self._limit[1])
             if now >= max(query_at, self._native_since + _IN_TIME_S):
-                if gone_members(coordinator):
+                if gone_members(client):
                     with for_launcher():
-                        report_stuck(coordinator)
+                        report_stuck(client)
                     _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
-                query_at = now + pause_s(coordinator)
+                query_at = now + pause_s(client)
             time.sleep(0.2)
 
 
@@ -539,15 +539,15 @@ def _reports() -> Any:
     return job_report
 
 
-def _is_for_processes(coordinator: Coordinator) -> bool:
+def _is_for_processes(client: JobClient) -> bool:
     """Return whether the processes of the job report its failure."""
-    return coordinator.num_processes > 1 and not has_launcher()
+    return client.num_processes > 1 and not has_launcher()
 
 
 def _without_sigterm(
-    coordinator: Coordinator,
+    client: JobClient,
 ) -> contextlib.AbstractContextManager[Sequence[int]]:
-    if not _is_for_processes(coordinator):
+    if not _is_for_processes(client):
         return contextlib.nullcontext(())
     return cast("contextlib.AbstractContextManager[Sequence[int]]", _reports().without_sigterm())
 

@@ -1,16 +1,16 @@
-"""End a process that hangs because a peer is gone, or makes other calls, with a report and a
+"""End a process that hangs because a peer is gone or has made different calls, with a report and a
 documented exit code.
 
 A collective of XLA that waits for a lost process may never return, and cannot be interrupted. So
 the watcher thread ends this process: only after a loss, and only when its main thread has reached
-no shoal call for SHOAL_ABORT_AFTER_S since. Once an exception has reported the loss to the program,
-the program may take its time, for example to save its work: it is then ended only when its main
-thread has not moved, in Python, for SHOAL_TIMEOUT_S.
+no shoal call for SHOAL_HANG_TIMEOUT_S since. Once an exception has reported the loss to the
+program, the program may take its time, for example to save its work: it is then ended only when
+its main thread has not moved, in Python, for SHOAL_TIMEOUT_S.
 
 Where heartbeats have shown that processes made different calls, the next shoal call raises
 DivergenceError. A program that reaches none, since its main thread has stood in native code for
-SHOAL_ABORT_AFTER_S, is ended with that error: its collectives, which no one compares, wait for each
-other.
+SHOAL_HANG_TIMEOUT_S, is ended with that error: its collectives, which no one compares, wait for
+each other.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from types import FrameType
 
 from shoal import settings
 from shoal.errors import DivergenceError
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.known_losses import TICK_S, PeerLoss, PeerLosses
 from shoal.runtime.client.outcomes import ThisProcess, indented
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.client.record_search import raise_found
 from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
-from shoal.runtime.failures.exception_text import failure_of, stands
+from shoal.runtime.failures.exception_text import failure_of, position_in_program
 from shoal.runtime.failures.last_record import for_launcher, record, record_of_exit
 from shoal.runtime.failures.program_text import program_lines
 from shoal.runtime.failures.stack_text import shown_stacks
@@ -59,7 +59,7 @@ class HangTimeout:
         self._waited_s = 0.0
 
     def is_stuck(self, now: float, progress: Progress, frame: Hashable) -> bool:
-        """Return whether the main thread has stood in native code for SHOAL_ABORT_AFTER_S."""
+        """Return whether the main thread has stood in native code for SHOAL_HANG_TIMEOUT_S."""
         mark: Hashable = None
         if frame is not None and not progress.is_waiting:
             mark = ("stuck", progress.since, progress.worked, frame)
@@ -72,23 +72,23 @@ class HangTimeout:
         Raises:
           UsageError: a variable is not a positive number.
         """
-        return cls(settings.seconds("SHOAL_ABORT_AFTER_S"), settings.seconds("SHOAL_TIMEOUT_S"))
+        return cls(settings.seconds("SHOAL_HANG_TIMEOUT_S"), settings.seconds("SHOAL_TIMEOUT_S"))
 
     def is_over(
-        self, now: float, troubles: Troubles, progress: Progress, frame: Hashable
-    ) -> Trouble | None:
+        self, now: float, peer_losses: PeerLosses, progress: Progress, frame: Hashable
+    ) -> PeerLoss | None:
         """Return why this process must be ended now, or None.
 
         `frame` is the main thread's current position in Python, None if the interpreter exits.
         """
-        cause = next(iter(troubles.unreported()), None)
-        is_reported, limit_s, at = False, self._abort_after_s, None
+        cause = next(iter(peer_losses.unreported()), None)
+        is_reported, limit_s, position = False, self._abort_after_s, None
         if cause is None:
-            is_reported, limit_s, at = True, self._timeout_s, frame
-            cause = next(iter(troubles.open()), None)
+            is_reported, limit_s, position = True, self._timeout_s, frame
+            cause = next(iter(peer_losses.open()), None)
         mark: Hashable = None
         if cause is not None and frame is not None and not progress.is_waiting:
-            mark = (is_reported, progress.since, progress.worked, at)
+            mark = (is_reported, progress.since, progress.worked, position)
         waited_s = self._stood_s(now, mark)
         if mark is None or math.isinf(self._abort_after_s) or waited_s < limit_s:
             return None
@@ -109,21 +109,19 @@ class HangTimeout:
 class HangWatch:
     """Checks this process after a loss, and ends it when it hangs; or only reports that, once."""
 
-    def __init__(
-        self, coordinator: Coordinator, hang_timeout: HangTimeout, *, ends: bool = True
-    ) -> None:
-        self._coordinator = coordinator
+    def __init__(self, client: JobClient, hang_timeout: HangTimeout, *, ends: bool = True) -> None:
+        self._client = client
         self._hang_timeout = hang_timeout
         self._ends = ends
         self._has_reported = False
 
     def look(self, now: float) -> None:
         """Check for a hang; called by the watcher after a loss, or a difference."""
-        here = self._coordinator
-        if not here.troubles.open():
+        here = self._client
+        if not here.peer_losses.open():
             self._look_apart(now)
             return
-        cause = self._hang_timeout.is_over(now, here.troubles, here.progress, main_frame())
+        cause = self._hang_timeout.is_over(now, here.peer_losses, here.progress, main_frame())
         if cause is None or self._has_reported:
             return
         if not self._ends:
@@ -132,22 +130,22 @@ class HangWatch:
                 _LOG.warning("%s", self.report(cause, now).strip())
             return
         with contextlib.suppress(Exception):
-            words = f"it hung, and was ended: {cause.name} {cause.fate}"
+            reason = f"it hung, and was ended: {cause.name} {cause.fate}"
             of: list[int] = []
             if cause.process is not None:
                 of = [cause.process]
-            end = record_of_exit(cause.exit_code, words, of, here.process)
-            here.report("followed", words, end)
+            end = record_of_exit(cause.exit_code, reason, of, here.process)
+            here.report("followed", reason, end)
         write_before_exit(f"shoal: {self.report(cause, now)}")
         os._exit(cause.exit_code)
 
     def _look_apart(self, now: float) -> None:
         """End this process if it hangs after calls that differ from those of its peers."""
-        here = self._coordinator
-        if here.trails.found is None or self._has_reported:
+        here = self._client
+        if here.call_records.found is None or self._has_reported:
             return
         # A prompt waits for its user, with no frame of the program.
-        site = stands(innermost_frame())
+        site = position_in_program(innermost_frame())
         frame = main_frame() if site else None
         if not self._hang_timeout.is_stuck(now, here.progress, frame):
             return
@@ -167,8 +165,8 @@ class HangWatch:
 
     def _end_apart(self) -> None:
         """Report the call that differs, and end this process."""
-        here, progress = self._coordinator, self._coordinator.progress
-        place = stands(innermost_frame())
+        here, progress = self._client, self._client.progress
+        place = position_in_program(innermost_frame())
         try:
             raise_found(here, "hang", place)
         except DivergenceError as error:
@@ -177,18 +175,18 @@ class HangWatch:
                 f"{time.monotonic() - progress.since:.0f} s"
             )
             headline, *rest = f"{error}\n{error.__notes__[-1]}".split("\n")
-            words = "\n".join([headline, *self._program_lines(), *rest])
+            message = "\n".join([headline, *self._program_lines(), *rest])
             record(error, process=here.process, step=progress.step, point=progress.point)
             with contextlib.suppress(Exception):
                 here.report("failed", failure_of(error).words, record_sent(here, error))
-            write_before_exit(f"shoal: {words}\n")
+            write_before_exit(f"shoal: {message}\n")
             os._exit(error.exit_code)
         self._has_reported = False  # a meeting of another thread has reported it
 
-    def report(self, cause: Trouble, now: float) -> str:
+    def report(self, cause: PeerLoss, now: float) -> str:
         """Return the report: the programs that only some have compiled, the losses, their age, this
         process's position, the exit code."""
-        here, progress = self._coordinator, self._coordinator.progress
+        here, progress = self._client, self._client.progress
         me, end = ThisProcess(here.process, here.hosts), _NOT_ENDED
         if self._ends:
             end = f"is ended with exit code {cause.exit_code}"
@@ -197,9 +195,9 @@ class HangWatch:
             f"{self._describe(cause)}: it hangs, and {end}",
             *self._program_lines(),
         ]
-        for trouble in here.troubles.open():
-            ago = f"known for {now - trouble.since:.0f} s"
-            lines.append(f"  {self._describe(trouble)} ({ago}): {headline_of(trouble.words)}")
+        for loss in here.peer_losses.open():
+            ago = f"known for {now - loss.since:.0f} s"
+            lines.append(f"  {self._describe(loss)} ({ago}): {headline_of(loss.words)}")
         step, place = progress.step, progress.place or "the start of the job"
         if step is not None:
             place = f"step {step}, {place}"
@@ -207,12 +205,12 @@ class HangWatch:
         return "\n".join([*lines, indented(shown_stacks(stacks())), ""])
 
     def _program_lines(self) -> list[str]:
-        return [f"  {line}" for line in program_lines(self._coordinator.programs.differences)]
+        return [f"  {line}" for line in program_lines(self._client.programs.differences)]
 
-    def _describe(self, trouble: Trouble) -> str:
-        if trouble.process == self._coordinator.process:
+    def _describe(self, loss: PeerLoss) -> str:
+        if loss.process == self._client.process:
             return "it was declared lost"
-        return f"{trouble.name} {trouble.fate}"
+        return f"{loss.name} {loss.fate}"
 
 
 def innermost_frame() -> FrameType | None:

@@ -1,11 +1,11 @@
 """See whether this process is idle, report it, and end it with a stalled job.
 
-The watcher thread looks; the meeting place decides (see `rules.stalls`). A main thread in native
+The watcher thread looks; the coordinator decides (see `rules.stalls`). A main thread in native
 code cannot be interrupted: so a process of a stalled job is ended here, with a report, unless its
 main thread is in a wait of shoal, which raises StalledError.
 
 Once a process has left the job in order, the others can wait for it for ever inside a jitted
-program: then SHOAL_ABORT_AFTER_S is the limit of a process that waits for devices.
+program: then SHOAL_HANG_TIMEOUT_S is the limit of a process that waits for devices.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.errors import StalledError
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess, indented
 from shoal.runtime.exit.causes import record_sent
 from shoal.runtime.exit.hang import innermost_frame, write_before_exit
-from shoal.runtime.failures.exception_text import is_of_program, stands
+from shoal.runtime.failures.exception_text import is_of_program, position_in_program
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.failures.stall_text import stall_headline, stall_lines
 from shoal.runtime.jax_service import device_work
@@ -86,7 +86,7 @@ class StallWatch:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        client: JobClient,
         send: Callable[[Idle | None], None],
         shown: DumpFile | None = None,
         *,
@@ -96,21 +96,21 @@ class StallWatch:
         are_devices_idle: Callable[[], bool] = device_work.is_idle,
         may_poll: Callable[[], bool] = device_work.may_poll,
     ) -> None:
-        """`send` sends a report to the meeting place, None once this process moves again; `shown`
+        """`send` sends a report to the coordinator, None once this process moves again; `shown`
         shows this process to others of its host; `ends` is whether it is ended when it is stalled.
         Tests give the last four in place of those of this process.
 
         Raises:
           UsageError: a variable is not a positive number.
         """
-        self._coordinator, self._send, self._shown = coordinator, send, shown
+        self._client, self._send, self._shown = client, send, shown
         self._ends = ends
-        coordinator.progress.is_watched = True
-        coordinator.progress.on_limit = self._show_limit
+        client.progress.is_watched = True
+        client.progress.on_limit = self._show_limit
         self._cpu_times = cpu_times or _cpu_times
         self._warn_s = settings.seconds("SHOAL_STALL_WARN_S")
         self._limit_s = settings.seconds("SHOAL_STALLED_AFTER_S")
-        self._abort_s = settings.seconds("SHOAL_ABORT_AFTER_S")
+        self._abort_s = settings.seconds("SHOAL_HANG_TIMEOUT_S")
         self._has_left = False  # another process, in order
         self._probe = probe or _ReturnProbe(asks=ends)
         self._are_devices_idle = are_devices_idle
@@ -122,13 +122,13 @@ class StallWatch:
         self._is_starting = False  # its devices
         self._source = "", ""  # of the place at which it was idle last
         self._notice: tuple[int, float] | None = None  # the open one; when it was first seen
-        self._ending: tuple[object, float, Callable[[], None]] | None = None
+        self._pending_end: tuple[object, float, Callable[[], None]] | None = None
         self._show(time.monotonic(), self._current_limit_s())
 
     @property
     def every_s(self) -> float:
         """How often to call `look`, seconds."""
-        within_s = self._coordinator.progress.within_s
+        within_s = self._client.progress.within_s
         limit_s = min(self._limit_s, within_s or math.inf)
         if self._has_left or limit_s < math.inf:
             return _LOOK_S
@@ -148,10 +148,10 @@ class StallWatch:
         self._at = now
         self._warn_of_notice(now)
         self._tell_of_start()
-        progress = self._coordinator.progress
-        if self._ending is not None and self._ending[1] <= self._ran_s:
-            mark, _, end = self._ending
-            self._ending = None
+        progress = self._client.progress
+        if self._pending_end is not None and self._pending_end[1] <= self._ran_s:
+            mark, _, end = self._pending_end
+            self._pending_end = None
             if mark == progress.mark:
                 end()
         if progress.mark != self._mark:
@@ -178,10 +178,10 @@ class StallWatch:
         """Let the processes that wait for this one know that its devices start, if they are."""
         if is_starting() != self._is_starting:
             self._is_starting = not self._is_starting
-            self._coordinator.report("doing", _STARTING if self._is_starting else _STARTED)
+            self._client.report("doing", _STARTING if self._is_starting else _STARTED)
 
     def _current_limit_s(self) -> float:
-        progress = self._coordinator.progress
+        progress = self._client.progress
         if progress.within_s is not None:
             return progress.within_s
         steps_s = _STEPS * (progress.step_s or 0.0)
@@ -224,10 +224,10 @@ class StallWatch:
     def _idle(self, idle_s: float, limit_s: float, *, is_due: bool) -> Idle | None:
         """Return what to report; None: a prompt waits for its user."""
         frame = innermost_frame()
-        site, is_prompt = stands(frame), hasattr(sys, "ps1") or _is_kernel()
+        site, is_prompt = position_in_program(frame), hasattr(sys, "ps1") or _is_kernel()
         if is_prompt and not site:
             return None
-        progress, first = self._coordinator.progress, self._samples[0]
+        progress, first = self._client.progress, self._samples[0]
         main_s, all_s = self._cpu_times()
         main_s, all_s = main_s - first.main_s, all_s - first.all_s
         passed_s = self._ran_s - first.at_s
@@ -255,7 +255,7 @@ class StallWatch:
 
     def _waits_for_others(self) -> bool:
         """Whether the program waits for other processes, in a call or for a batch of a `feed`."""
-        progress = self._coordinator.progress
+        progress = self._client.progress
         reads = progress.reads
         return progress.is_waiting or (reads is not None and not reads())
 
@@ -271,70 +271,72 @@ class StallWatch:
 
     def _warn_of_notice(self, now: float) -> None:
         """Warn once if a notice is open and the program does not ask for it."""
-        here = self._coordinator
+        here = self._client
         if not here.stop.is_unasked:
             self._notice = None
             return
         if self._notice is None or self._notice[0] != here.stop.known:
             self._notice = here.stop.known, now
             return
-        number, since = self._notice
+        known, since = self._notice
         patience_s = max(_NOTICE_S, _NOTICE_STEPS * (here.progress.step_s or 0.0))
         if since + patience_s <= now:
-            self._notice = number, math.inf
-            place = line_of(stands(innermost_frame())) or "an unknown place"
+            self._notice = known, math.inf
+            place = line_of(position_in_program(innermost_frame())) or "an unknown place"
             _warn(
                 f"{ThisProcess(here.process, here.hosts)}: a preemption notice is open, and "
                 f"`preempted` has not been called for {now - since:.0f} s: the main thread is at "
                 f"{place}"
             )
 
-    def on_stalled(self, stall: Stall, shows: Sequence[int], *, is_shower: bool) -> None:
-        """Take the decision of the meeting place.
+    def on_stalled(
+        self, stall: Stall, representatives: Sequence[int], *, prints_report: bool
+    ) -> None:
+        """Take the decision of the coordinator.
 
         Args:
-          shows: the processes whose stacks are shown: one for each place.
-          is_shower: whether this process shows the whole report; others have two lines.
+          representatives: those whose stacks are shown: one for each place.
+          prints_report: whether this process shows the whole report; others have two lines.
         """
-        here = self._coordinator
+        here = self._client
         me = ThisProcess(here.process, here.hosts)
         headline = stall_headline(stall)
         rest = "\n".join(f"  {line}" for line in stall_lines(stall))
         if not (stall.is_final and self._ends):
-            if is_shower:
+            if prints_report:
                 _warn(f"{headline}\n{rest}")
                 name = "shoal stacks"
                 asks = threading.Thread(
-                    target=self._show_stacks, args=(shows,), name=name, daemon=True
+                    target=self._show_stacks, args=(representatives,), name=name, daemon=True
                 )
                 asks.start()
             else:
-                place = line_of(stands(innermost_frame())) or "an unknown place"
+                place = line_of(position_in_program(innermost_frame())) or "an unknown place"
                 _warn(f"{headline}\n  {me} is at {place}")
         if not stall.is_final:
             return
-        if not is_shower:
+        if not prints_report:
             rest = ""
-        end = partial(self._end, headline, rest, is_shown=here.process in shows)
+        end = partial(self._end, headline, rest, is_shown=here.process in representatives)
         progress = here.progress
         mark, is_waiting = progress.mark, self._waits_for_others()
         here.end_stalled(headline)
         if not self._ends:
             return  # its next wait, or step, raises StalledError
         if is_waiting:  # it raises StalledError there, if that wait can be woken
-            self._ending = mark, self._ran_s + _RAISE_S, end
+            self._pending_end = mark, self._ran_s + _RAISE_S, end
         elif mark == self._mark and self._said:  # if not, it raises StalledError at its next call
             end()
 
     def _end(self, headline: str, rest: str, *, is_shown: bool) -> None:
         """End this process, with a report."""
-        here = self._coordinator
+        here = self._client
         me = ThisProcess(here.process, here.hosts)
         with contextlib.suppress(Exception):
             end = record_sent(here, StalledError(headline))
             here.report("followed", f"stalled: {headline}", end)
         code = StalledError.exit_code
-        place = line_of(stands(innermost_frame())) or "an unknown place"
+        place = line_of(position_in_program(innermost_frame())) or "an unknown place"
         parts = []
         if is_shown:
             parts.append(_own_stacks())
@@ -344,41 +346,41 @@ class StallWatch:
         write_before_exit("\n".join([*parts, ""]))
         os._exit(code)
 
-    def _show_stacks(self, shows: Sequence[int]) -> None:
+    def _show_stacks(self, representatives: Sequence[int]) -> None:
         with contextlib.suppress(Exception):  # they are gone, or the job is
-            found = self._coordinator.stacks(shows, timeout_s=_ASK_S)
+            stacks_by_process = self._client.stacks(representatives, timeout_s=_ASK_S)
             lines = [
                 f"  process {process}:\n{indented(shown_stacks(stacks_shown))}"
-                for process, stacks_shown in found.items()
+                for process, stacks_shown in stacks_by_process.items()
             ]
             _warn("\n".join(["stacks of the stalled processes:", *lines]))
 
 
-def watch_alone(coordinator: Coordinator, *, ends: bool = True) -> None:
+def watch_alone(client: JobClient, *, ends: bool = True) -> None:
     """Watch a job of one process, in a thread: it decides by itself. `ends`: see `StallWatch`."""
-    stalls, here = Stalls(), [coordinator.process]
+    stalls, here = Stalls(), [client.process]
 
     def take(idle: Idle | None) -> None:
         now = time.monotonic()
-        stalls.receive(now, coordinator.process, idle)
+        stalls.receive(now, client.process, idle)
         if idle is None:
             return
         stall = stalls.judge(now, here, {}, {})
         if stall is not None:
-            watch.on_stalled(stall, here, is_shower=True)
+            watch.on_stalled(stall, here, prints_report=True)
 
     def run() -> None:
-        while coordinator.progress.is_watched:  # until it is closed
+        while client.progress.is_watched:  # until it is closed
             time.sleep(watch.every_s)
             watch.look(time.monotonic())
 
-    watch = StallWatch(coordinator, take, ends=ends)
+    watch = StallWatch(client, take, ends=ends)
     threading.Thread(target=run, name="shoal watcher", daemon=True).start()
 
 
-def _warn(words: str) -> None:
+def _warn(message: str) -> None:
     with contextlib.suppress(Exception):  # handlers and filters may raise
-        _LOG.warning("%s", words)
+        _LOG.warning("%s", message)
 
 
 def _own_stacks() -> str:
@@ -446,5 +448,7 @@ def _is_debugged(frame: FrameType | None) -> bool:
         if traced and traced[0] != "0":
             return True
     return any(
-        name == one or name.startswith(f"{one}.") for name in _frames(frame) for one in _DEBUGGERS
+        name == debugger or name.startswith(f"{debugger}.")
+        for name in _frames(frame)
+        for debugger in _DEBUGGERS
     )

@@ -33,27 +33,27 @@ from shoal.errors import (
     counted,
 )
 from shoal.paths import write_private
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess, speakers
 from shoal.runtime.exit.causes import lost_services, record_sent
 from shoal.runtime.exit.first_failure import (
-    Ending,
     Gone,
-    Whereabouts,
+    LastCall,
+    ProcessExit,
     first_failures,
     has_only_learned,
+    last_call_of,
     left_cause,
     names_no_process,
     shared_cause,
     stalled_cause,
-    whereabouts_of,
 )
 from shoal.runtime.failures.exception_text import fate_of, is_torn
 from shoal.runtime.failures.facts import (
+    BystanderState,
     CallPlace,
     Cause,
     JobFailure,
-    Others,
     ProcessSet,
     Wait,
     Waiting,
@@ -112,7 +112,7 @@ class EndOfThis(NamedTuple):
     peers: Mapping[int, Departure] | None  # whose end led to it; None: its own
 
 
-def stopped_line(coordinator: Coordinator, end: EndOfThis) -> str:
+def stopped_line(client: JobClient, end: EndOfThis) -> str:
     """Return the one line of a process that ends because of others; "": it prints a traceback.
 
     An error of the program's own, even if one of shoal's led to it, has its traceback; so has every
@@ -121,23 +121,23 @@ def stopped_line(coordinator: Coordinator, end: EndOfThis) -> str:
     error = end.error
     if settings.text("SHOAL_TRACEBACK") == "full" or not isinstance(error, _LEARNED + _SHARED):
         return ""
-    me = ThisProcess(coordinator.process, coordinator.hosts)
-    where = at_place(_stopped_at(coordinator, error).place)
-    return without_secrets(f"{PROGRAM}: {me}: stopped{where}: {_reason(coordinator, me, end)}")
+    me = ThisProcess(client.process, client.hosts)
+    where = at_place(_stopped_at(client, error).place)
+    return without_secrets(f"{PROGRAM}: {me}: stopped{where}: {_reason(client, me, end)}")
 
 
-def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
+def _reason(client: JobClient, me: ThisProcess, end: EndOfThis) -> str:
     """Return why a process stopped: the process behind it, or what all of them were given."""
-    stalled = [one.words for one in coordinator.troubles.open() if one.state == "stalled"]
+    stalled = [loss.words for loss in client.peer_losses.open() if loss.state == "stalled"]
     if isinstance(end.error, StalledError) and stalled:
         return one_line(stalled[0], _MOST)
     if end.peers is None:
-        cause = _own_cause(coordinator, end)
+        cause = _own_cause(client, end)
         if cause.difference is None and cause.wait is None:
             return one_line(headline_of(str(end.error)), _MOST)
-        return job_headline(_failure(coordinator, end, causes=[cause], others=(), since_s=None))
+        return job_headline(_failure(client, end, causes=[cause], others=(), since_s=None))
     if not end.peers:
-        return one_line(_services_lost(coordinator, end), _MOST)
+        return one_line(_services_lost(client, end), _MOST)
     process, peer = next(iter(end.peers.items()))
     why = peer.why or headline_of(peer.words)
     if process == me.process:
@@ -145,34 +145,34 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
     fate = fate_of(peer)
     if isinstance(end.error, ProcessLostError):
         fate = f"is lost: {why}"
-    words = one_line(f"{me.name(process)} {fate}", _MOST)
+    reason = one_line(f"{me.name(process)} {fate}", _MOST)
     more = len(end.peers) - 1
     if not more:
-        return words
-    return f"{words} (and {counted(more, 'more process is', 'more processes are')} gone)"
+        return reason
+    return f"{reason} (and {counted(more, 'more process is', 'more processes are')} gone)"
 
 
-def _services_lost(coordinator: Coordinator, end: EndOfThis) -> str:
+def _services_lost(client: JobClient, end: EndOfThis) -> str:
     """Return which services are lost, which all processes need."""
-    lost = [f"{service.name} is lost: {service.words}" for service in lost_services(coordinator)]
+    lost = [f"{service.name} is lost: {service.words}" for service in lost_services(client)]
     return "; ".join(lost) or headline_of(str(end.error))
 
 
-def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
+def _stopped_at(client: JobClient, error: BaseException) -> BystanderState:
     """Return what this process did when it learned of the failure of others.
 
     It waited at a point, if the call of that one is at the line where the program stopped.
     """
-    me = ProcessSet([coordinator.process])
-    trace, point = error.__traceback__, coordinator.progress.point
+    me = ProcessSet([client.process])
+    trace, point = error.__traceback__, client.progress.point
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     site = ""
     if trace is not None:
         site = site_of(trace.tb_frame, trace.tb_lineno)
     if point is not None and split_site(point.site) == split_site(site or point.site):
-        return Others(processes=me, state="waiting", place=place_of(point))
-    return Others(processes=me, state="stopped", place=place_at("", "", site))
+        return BystanderState(processes=me, state="waiting", place=place_of(point))
+    return BystanderState(processes=me, state="stopped", place=place_at("", "", site))
 
 
 @contextlib.contextmanager
@@ -184,9 +184,9 @@ def without_sigterm() -> Iterator[list[int]]:
     """
     signals: list[int] = []  # no Event: its lock may be held where the handler interrupts
 
-    def take(number: int, _frame: object) -> None:
+    def take(signal_number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signals.append(number)
+        signals.append(signal_number)
 
     is_main = threading.current_thread() is threading.main_thread()
     if not (is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL):
@@ -212,7 +212,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     cause, missing = cause_of(error, process=process), ProcessSet(error.missing)
     refusal = not_joined_of(error)
     said, *more = str(error).splitlines()
-    words = tuple(map(sentence, more))
+    sentences = tuple(map(sentence, more))
     advice: tuple[str, ...] = ()
     if refusal.reason == "unreachable":
         advice = (_DOCTOR,)
@@ -222,7 +222,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         exit_code=error.exit_code,
         failed_after_s=_rounded(_age_s()),
         num_processes=num_processes,
-        causes=(dataclasses.replace(cause, error=None, wait=None, words=words),),
+        causes=(dataclasses.replace(cause, error=None, wait=None, words=sentences),),
         advice=advice,
     )
     if cause.wait is None or process in missing or refusal.reason != "late":
@@ -230,7 +230,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         is_first = process == 0 or not os.path.exists(settings.text("SHOAL_FAILURE_FILE"))
         _print(failure, writes=is_first)
         return True
-    # Those that are not missing are there, if the meeting place has answered.
+    # Those that are not missing are there, if the coordinator has answered.
     there = {process}
     if 0 not in missing:
         there = {*range(num_processes)} - {*missing}
@@ -249,51 +249,51 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
     )
     advice = advice_of([waited])
     if refusal.strangers:  # they may have called it, with another token
-        waited = dataclasses.replace(waited, words=(sentence(refusal.strangers), *words))
+        waited = dataclasses.replace(waited, words=(sentence(refusal.strangers), *sentences))
         advice = ()
     failure = dataclasses.replace(failure, causes=(waited,), advice=advice)
     failure = dataclasses.replace(failure, headline=job_headline(failure))
     if process == min(there):
         _print(failure)
     else:
-        at = ""
+        stopped = ""
         if place is not None:
-            at = f"stopped{at_place(place)}: "
+            stopped = f"stopped{at_place(place)}: "
         me = f"process {process} of {num_processes}"
-        _write([f"{PROGRAM}: {me}: {at}{failure.headline}"])
+        _write([f"{PROGRAM}: {me}: {stopped}{failure.headline}"])
     return True
 
 
-def report_job(coordinator: Coordinator, end: EndOfThis, hurry: Sequence[int]) -> None:
+def report_job(client: JobClient, end: EndOfThis, signals: Sequence[int]) -> None:
     """Print the report of the job's failure, and write SHOAL_FAILURE_FILE, if this process is the
     one that does.
 
     Call it after the failure was reported to the other processes.
 
     Args:
-      hurry: the signals that have asked this process to end; after the first one, no news of other
+      signals: those that have asked this process to end; after the first one, no news of other
         processes is waited for.
     """
     if isinstance(end.error, KeyboardInterrupt):
         return  # of the user, who knows
-    if end.peers is not None and coordinator.process in end.peers:
+    if end.peers is not None and client.process in end.peers:
         return  # it was declared lost: others have reported that
-    if isinstance(end.error, StalledError) and coordinator.stall is not None:
-        if coordinator.stall.reporter == coordinator.process:
-            _print(_failure_of_stall(coordinator, end, coordinator.stall))
+    if isinstance(end.error, StalledError) and client.stall is not None:
+        if client.stall.reporter == client.process:
+            _print(_failure_of_stall(client, end, client.stall))
         return
     until_s = time.monotonic() + _OTHERS_S
-    job = _ask_report(coordinator, end)
+    job = _ask_report(client, end)
     while job and job.states and time.monotonic() < until_s:
-        if not _awaits_news(coordinator, end, job.states):
+        if not _awaits_news(client, end, job.states):
             break
         time.sleep(_POLL_S)
-        if hurry:
+        if signals:
             break
-        job = _ask_report(coordinator, end)
+        job = _ask_report(client, end)
     if job is None:
         return
-    failure = failure_known(coordinator, end, job.states)
+    failure = failure_known(client, end, job.states)
     _print(with_programs(failure, job.programs))
 
 
@@ -304,31 +304,31 @@ class _KnownJob(NamedTuple):
     programs: Differences = Differences()
 
 
-def _ask_report(coordinator: Coordinator, end: EndOfThis) -> _KnownJob | None:
+def _ask_report(client: JobClient, end: EndOfThis) -> _KnownJob | None:
     """Return what the coordinator knows, if this process reports. None: another one reports."""
-    sharing: Collection[int] = range(coordinator.num_processes)
+    sharing: Collection[int] = range(client.num_processes)
     if isinstance(end.error, _SHARED) and end.peers is None:
         # Others of the job may never learn of it, and one that arrives late is not awaited.
-        sharing = _sharing(coordinator, end.error)
+        sharing = _sharing(client, end.error)
     try:
         is_own = end.peers is None and not isinstance(end.error, _SHARED)
-        answer = coordinator.ask_report(sharing, waits=not is_own, timeout_s=_ASK_S)
+        answer = client.ask_report(sharing, waits=not is_own, timeout_s=_ASK_S)
     except UsageError:  # this process has left the job, in another thread
         return _KnownJob()
     except ShoalError:
-        if coordinator.process != 0:
+        if client.process != 0:
             return None
         return _KnownJob()
     if answer is None:
         return None
-    states = [ProcessState.of(*one) for one in enumerate(answer["states"])]
+    states = [ProcessState.of(*row) for row in enumerate(answer["states"])]
     return _KnownJob(states, differences_of(answer["programs"]))
 
 
-def _failure_of_stall(coordinator: Coordinator, end: EndOfThis, stall: Stall) -> JobFailure:
+def _failure_of_stall(client: JobClient, end: EndOfThis, stall: Stall) -> JobFailure:
     """Return the failure of a job in which no process has moved."""
     cause, headline = stalled_cause(stall)
-    failure = _failure(coordinator, end, causes=[cause], others=(), since_s=None)
+    failure = _failure(client, end, causes=[cause], others=(), since_s=None)
     return with_programs(dataclasses.replace(failure, headline=headline), stall.programs)
 
 
@@ -357,33 +357,33 @@ def _write(lines: Iterable[str]) -> None:
     sys.stderr.flush()
 
 
-def _sharing(coordinator: Coordinator, error: BaseException) -> Collection[int]:
+def _sharing(client: JobClient, error: BaseException) -> Collection[int]:
     """Return the processes that got the same error at once."""
     if isinstance(error, DivergenceError) and error.sides:
         return {process for side in error.sides.values() for process in side}
-    sharing = _group(coordinator)
+    sharing = _group(client)
     if isinstance(error, DeadlineError):
         sharing -= set(error.missing)
     return sharing
 
 
-def _group(coordinator: Coordinator) -> set[int]:
+def _group(client: JobClient) -> set[int]:
     """Return the processes of the point at which this process waited last; all if it has none."""
-    point = coordinator.progress.point
+    point = client.progress.point
     if point is None or point.group is None:
-        return set(range(coordinator.num_processes))
+        return set(range(client.num_processes))
     return set(point.group)
 
 
-def _awaits_news(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> bool:
+def _awaits_news(client: JobClient, end: EndOfThis, states: Sequence[ProcessState]) -> bool:
     """Return whether another process may soon end in a way that the report can say."""
     if end.peers is not None:  # one that has left a call may have failed a moment later
-        return any(one.process in end.peers and one.gone is None for one in states)
-    me = coordinator.process
-    awaited = [one for one in states if one.state == "here" and one.process != me]
+        return any(state.process in end.peers and state.gone is None for state in states)
+    me = client.process
+    awaited = [state for state in states if state.state == "here" and state.process != me]
     if isinstance(end.error, _SHARED):
-        sharing = _sharing(coordinator, end.error)
-        awaited = [one for one in awaited if one.process not in sharing]
+        sharing = _sharing(client, end.error)
+        awaited = [state for state in awaited if state.process not in sharing]
         return bool(awaited) and isinstance(end.error, DivergenceError)
     return bool(awaited)
 
@@ -393,20 +393,26 @@ class ProcessState(NamedTuple):
 
     process: int
     state: str  # "here" | "silent" | "left" | "failed" | "lost"
-    at: Whereabouts | None = None  # its last call, at its end if it has one
+    at: LastCall | None = None  # its last call, at its end if it has one
     gone: Gone | None = None  # how it left the job
     how: str = ""  # of its end: see `Departure`
 
     @classmethod
     def of(cls, process: int, row: Mapping[str, Any]) -> ProcessState:
         """Parse a row of `Record.facts`."""
-        state, at = str(row["state"]), whereabouts_of(row.get("at"))
+        state, last_call = str(row["state"]), last_call_of(row.get("at"))
         if state not in ("left", "failed", "lost"):
-            return cls(process, state, at)
+            return cls(process, state, last_call)
         departure = Departure(*(row[name] for name in Departure._fields))
         end = record_in(str(row.get("end", "")))
         at_s = time.monotonic() - float(row["since_s"])
-        return cls(process, state, at, gone=_gone(departure, at_s, at, end), how=departure.how)
+        return cls(
+            process,
+            state,
+            last_call,
+            gone=_gone(departure, at_s, last_call, end),
+            how=departure.how,
+        )
 
     @classmethod
     def of_departure(cls, process: int, departure: Departure) -> ProcessState:
@@ -415,19 +421,19 @@ class ProcessState(NamedTuple):
         return cls(process, departure.state, at=None, gone=gone, how=departure.how)
 
     @property
-    def ending(self) -> Ending:
+    def process_exit(self) -> ProcessExit:
         """How it ended, for the decision who failed first."""
         gone = self.gone
         if gone is None:
-            return Ending(self.process, 0, None)
+            return ProcessExit(self.process, 0, None)
         if gone.state == "left":
-            return Ending(self.process, 0, None, left=gone, ended_s=gone.at_s)
+            return ProcessExit(self.process, 0, None, left=gone, ended_s=gone.at_s)
         code, record = ProcessLostError.exit_code, gone.record
         if gone.state == "failed":
             code = 1
             if record is not None and record.cause.exit_code:
                 code = record.cause.exit_code
-        return Ending(
+        return ProcessExit(
             self.process,
             code,
             gone.at_s,
@@ -447,11 +453,11 @@ class ProcessState(NamedTuple):
         if gone is None or gone.state == "left":
             return dataclasses.replace(left_cause(gone), processes=processes, step=step)
         if gone.state == "lost":
-            words = f"{capital(gone.why or headline_of(gone.words))}."
-            return Cause(processes=processes, kind="lost", words=(words,), place=place, step=step)
+            text = f"{capital(gone.why or headline_of(gone.words))}."
+            return Cause(processes=processes, kind="lost", words=(text,), place=place, step=step)
         if gone.record is None:
-            words = f"It had reported: {headline_of(gone.words)}"
-            return Cause(processes=processes, kind="exception", words=(words,), step=step)
+            text = f"It had reported: {headline_of(gone.words)}"
+            return Cause(processes=processes, kind="exception", words=(text,), step=step)
         cause = gone.record.cause
         if cause.step is not None:
             step = cause.step
@@ -478,62 +484,58 @@ class ProcessState(NamedTuple):
 
 
 def _gone(
-    departure: Departure, at_s: float, at: Whereabouts | None, end: LastRecord | None
+    departure: Departure, at_s: float, last_call: LastCall | None, end: LastRecord | None
 ) -> Gone:
     return Gone(
         departure.state,
         departure.words,
         at_s,
         follows=departure.follows,
-        at=at,
+        at=last_call,
         why=departure.why,
         record=end,
     )
 
 
-def failure_known(
-    coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]
-) -> JobFailure:
+def failure_known(client: JobClient, end: EndOfThis, states: Sequence[ProcessState]) -> JobFailure:
     """Return the failure of the job, as far as this process knows it.
 
     Args:
       states: of all processes; none if they are unknown.
     """
-    me, own = coordinator.process, _own_cause(coordinator, end)
-    known = {one.process: one for one in states if one.process != me}
+    me, own = client.process, _own_cause(client, end)
+    known = {state.process: state for state in states if state.process != me}
     for process, departure in (end.peers or {}).items():
         if process not in known or known[process].gone is None:
             known[process] = ProcessState.of_departure(process, departure)
-    mine = _own_ending(coordinator, end, states)
-    roots = first_failures([mine, *(one.ending for one in known.values())])
-    causes = _causes(coordinator, end, own, roots, known)
+    mine = _own_exit(client, end, states)
+    roots = first_failures([mine, *(state.process_exit for state in known.values())])
+    causes = _causes(client, end, own, roots, known)
     shown = {*(p for cause in causes for p in cause.processes)}
     if own.wait is not None:
-        shown.update(p for one in own.wait.arrived for p in one.processes)
-    stopped = _stopped_at(coordinator, end.error)
+        shown.update(p for group in own.wait.arrived for p in group.processes)
+    stopped = _stopped_at(client, end.error)
     waited = stopped.place if stopped.state == "waiting" else None
-    left = [one for one in known.values() if one.process not in shown]
-    others = [other for one in left for other in _other(one, waited)]
+    left = [state for state in known.values() if state.process not in shown]
+    others = [other for state in left for other in _other(state, waited)]
     if me not in shown:
-        others = [_other_self(coordinator, end, own), *others]
+        others = [_other_self(client, end, own), *others]
     times_s = [root.known_failed_s for root in roots if root.known_failed_s is not None]
     since_s = 0.0
     if times_s:
         since_s = max(0.0, time.monotonic() - min(times_s))
-    failure = _failure(
-        coordinator, end, causes=grouped(causes), others=_joined(others), since_s=since_s
-    )
-    services = lost_services(coordinator)
+    failure = _failure(client, end, causes=grouped(causes), others=_joined(others), since_s=since_s)
+    services = lost_services(client)
     if failure.kind == "service_lost" and services:
         failure = dataclasses.replace(failure, headline=f"{services[0].name} was lost")
     return failure
 
 
 def _causes(
-    coordinator: Coordinator,
+    client: JobClient,
     end: EndOfThis,
     own: Cause,
-    roots: Sequence[Ending],
+    roots: Sequence[ProcessExit],
     known: Mapping[int, ProcessState],
 ) -> list[Cause]:
     """Return the first failure, or several that came first, and then the independent ones.
@@ -545,12 +547,12 @@ def _causes(
     if not roots or names_no_process(roots[0]):
         causes = [own]
         if end.peers is not None:
-            causes = [_of_service(coordinator, end)]
+            causes = [_of_service(client, end)]
     else:
-        causes = [known[one.process].cause if one.process in known else own for one in roots]
+        causes = [known[root.process].cause if root.process in known else own for root in roots]
     if causes[0].kind in FOUND:
         first = causes[0]
-        alike = [one.cause for one in known.values() if one.has_found(first.kind)]
+        alike = [state.cause for state in known.values() if state.has_found(first.kind)]
         if own.kind == first.kind:
             first = own
             alike.append(own)
@@ -559,7 +561,9 @@ def _causes(
         return [shared_cause(first, alike)]
     shown = {process for cause in causes for process in cause.processes}
     causes += [
-        one.cause for one in known.values() if one.process not in shown and one.is_independent
+        state.cause
+        for state in known.values()
+        if state.process not in shown and state.is_independent
     ]
     is_mine = end.peers is None and not is_torn(end.error) and not isinstance(end.error, _SHARED)
     if is_mine and own not in causes:
@@ -567,22 +571,22 @@ def _causes(
     return causes
 
 
-def _own_ending(coordinator: Coordinator, end: EndOfThis, states: Sequence[ProcessState]) -> Ending:
+def _own_exit(client: JobClient, end: EndOfThis, states: Sequence[ProcessState]) -> ProcessExit:
     """Return how this process ends, for the decision who failed first."""
-    record = record_sent(coordinator, end.error, end.peers)
+    record = record_sent(client, end.error, end.peers)
     at_s = time.monotonic()
-    for one in states:
-        if one.process == coordinator.process and one.gone is not None:
-            at_s = one.gone.at_s
+    for state in states:
+        if state.process == client.process and state.gone is not None:
+            at_s = state.gone.at_s
     gone = Gone("failed", "", at_s, follows=end.peers is not None, record=record)
-    return Ending(coordinator.process, end.code, at_s, gone=gone, record=record, ended_s=at_s)
+    return ProcessExit(client.process, end.code, at_s, gone=gone, record=record, ended_s=at_s)
 
 
 def _failure(
-    coordinator: Coordinator,
+    client: JobClient,
     end: EndOfThis,
     causes: Iterable[Cause],
-    others: Iterable[Others],
+    others: Iterable[BystanderState],
     since_s: float | None,
 ) -> JobFailure:
     """Return the failure with its headline; `since_s`: how long ago it was, if known."""
@@ -593,7 +597,7 @@ def _failure(
         if since_s is not None:
             after_s = _rounded(age_s - since_s)
     hosts: dict[str, list[int]] = {}
-    for process, host in enumerate(coordinator.hosts):
+    for process, host in enumerate(client.hosts):
         hosts.setdefault(host, []).append(process)
     failure = JobFailure(
         kind=causes[0].kind,
@@ -601,7 +605,7 @@ def _failure(
         exit_code=end.code,
         started=started,
         failed_after_s=after_s,
-        num_processes=coordinator.num_processes,
+        num_processes=client.num_processes,
         hosts={host: ProcessSet(of) for host, of in hosts.items()},
         causes=causes,
         others=tuple(others),
@@ -624,14 +628,14 @@ def _age_s() -> float | None:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - status.started_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _own_cause(coordinator: Coordinator, end: EndOfThis) -> Cause:
+def _own_cause(client: JobClient, end: EndOfThis) -> Cause:
     """Return the failure of this process; of an error that others share, of all of them."""
-    here = coordinator.progress
-    me, point = coordinator.process, here.point
-    begins = speakers(coordinator.hosts)
+    here = client.progress
+    me, point = client.process, here.point
+    begins = speakers(client.hosts)
     cause = cause_of(end.error, process=me, step=here.step, point=point, speakers=begins)
     if cause.wait is not None:
-        return _of_wait(coordinator, cause, cause.wait)
+        return _of_wait(client, cause, cause.wait)
     if cause.difference is not None:
         sides = cause.difference.sides
         processes = ProcessSet([me, *(p for side in sides for p in side.processes)])
@@ -639,10 +643,10 @@ def _own_cause(coordinator: Coordinator, end: EndOfThis) -> Cause:
     return cause
 
 
-def _of_wait(coordinator: Coordinator, cause: Cause, wait: Wait) -> Cause:
+def _of_wait(client: JobClient, cause: Cause, wait: Wait) -> Cause:
     """Return a deadline as the failure of those that did not arrive."""
-    missing = ProcessSet(p for one in wait.missing for p in one.processes)
-    there = ProcessSet(_group(coordinator) - set(missing))
+    missing = ProcessSet(p for group in wait.missing for p in group.processes)
+    there = ProcessSet(_group(client) - set(missing))
     arrived: tuple[Waiting, ...] = ()
     if there:
         arrived = (Waiting(processes=there, place=cause.place),)
@@ -659,78 +663,78 @@ def _of_wait(coordinator: Coordinator, cause: Cause, wait: Wait) -> Cause:
     )
 
 
-def _of_service(coordinator: Coordinator, end: EndOfThis) -> Cause:
-    words = f"{capital(_services_lost(coordinator, end))}."
-    return Cause(processes=ProcessSet(), kind="service_lost", words=(words,))
+def _of_service(client: JobClient, end: EndOfThis) -> Cause:
+    text = f"{capital(_services_lost(client, end))}."
+    return Cause(processes=ProcessSet(), kind="service_lost", words=(text,))
 
 
-def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
+def _other_self(client: JobClient, end: EndOfThis, own: Cause) -> BystanderState:
     """Return what this process did when others failed."""
-    me = ProcessSet([coordinator.process])
+    me = ProcessSet([client.process])
     if isinstance(end.error, ShoalError):
-        return dataclasses.replace(_stopped_at(coordinator, end.error), exit_code=end.code)
-    words = raised_words(own)
+        return dataclasses.replace(_stopped_at(client, end.error), exit_code=end.code)
+    text = raised_words(own)
     if own.error is not None:
-        words = one_line(f"then {words}", _MOST)
-    return Others(processes=me, state="ended", exit_code=end.code, words=words)
+        text = one_line(f"then {text}", _MOST)
+    return BystanderState(processes=me, state="ended", exit_code=end.code, words=text)
 
 
-def _other(one: ProcessState, own: CallPlace | None) -> list[Others]:
+def _other(process_state: ProcessState, own: CallPlace | None) -> list[BystanderState]:
     """Return what a process did that did not fail by itself, as far as it is known.
 
     Args:
       own: where this process has waited until it learned of the failure, with the source line:
         there the others have learned of it, too, and wait no more.
     """
-    processes, at = ProcessSet([one.process]), one.at
-    if one.gone is not None:
-        return [_ended_after(processes, one.gone, own)]
-    if at is None or at.place is None:
+    processes, last_call = ProcessSet([process_state.process]), process_state.at
+    if process_state.gone is not None:
+        return [_ended_after(processes, process_state.gone, own)]
+    if last_call is None or last_call.place is None:
         return []
-    place = dataclasses.replace(at.place, age_s=None)
+    place = dataclasses.replace(last_call.place, age_s=None)
     if _is_same_call(own, place):
-        return [Others(processes=processes, state="waiting", place=own)]
-    if at.is_waiting:
-        return [Others(processes=processes, state="waiting", place=place)]
-    words = f"had called {place_words(place)} last."
-    return [Others(processes=processes, state="running", words=words)]
+        return [BystanderState(processes=processes, state="waiting", place=own)]
+    if last_call.is_waiting:
+        return [BystanderState(processes=processes, state="waiting", place=place)]
+    text = f"had called {place_words(place)} last."
+    return [BystanderState(processes=processes, state="running", words=text)]
 
 
-def _ended_after(processes: ProcessSet, gone: Gone, own: CallPlace | None) -> Others:
+def _ended_after(processes: ProcessSet, gone: Gone, own: CallPlace | None) -> BystanderState:
     """Return what a process did that has ended, and not failed by itself."""
     if gone.state == "left":
-        return Others(processes=processes, state="left")
+        return BystanderState(processes=processes, state="left")
     record = gone.record
     if record is None or record.cause.error is None or record.cause.kind == "exit":
-        words = ""
+        text = ""
         if not gone.follows:
-            words = headline_of(gone.words)
-        return Others(processes=processes, state="ended", words=words)
+            text = headline_of(gone.words)
+        return BystanderState(processes=processes, state="ended", words=text)
     cause, error = record.cause, record.cause.error
     line = cause.frames[-1] if cause.frames else None
     if not has_only_learned(record):
         where = ""
         if line is not None:
             where = f" ({line.file}:{line.line})"
-        words = f"then raised {error.type}{where}."
-        return Others(processes=processes, state="ended", words=words)
+        text = f"then raised {error.type}{where}."
+        return BystanderState(processes=processes, state="ended", words=text)
     place = cause.place
     # Its error was raised at the call in which it waited, or else at a later line.
     if line is not None and (place is None or (place.file, place.line) != (line.file, line.line)):
-        stands = CallPlace(file=line.file, line=line.line, source=line.source)
-        return Others(processes=processes, state="stopped", place=stands)
+        position = CallPlace(file=line.file, line=line.line, source=line.source)
+        return BystanderState(processes=processes, state="stopped", place=position)
     if place is not None and _is_same_call(own, place):
         place = own
-    return Others(processes=processes, state="waiting", place=place)
+    return BystanderState(processes=processes, state="waiting", place=place)
 
 
-def _is_same_call(one: CallPlace | None, other: CallPlace) -> bool:
-    return one is not None and dataclasses.replace(one, source=other.source) == other
+def _is_same_call(own: CallPlace | None, other: CallPlace) -> bool:
+    return own is not None and dataclasses.replace(own, source=other.source) == other
 
 
-def _joined(others: Iterable[Others]) -> Iterator[Others]:
+def _joined(others: Iterable[BystanderState]) -> Iterator[BystanderState]:
     """Join those that did the same; their exit codes, which are known of this process, apart."""
-    groups: dict[Others, list[int]] = {}
+    groups: dict[BystanderState, list[int]] = {}
     for other in others:
         key = dataclasses.replace(other, processes=ProcessSet(), exit_code=None)
         groups.setdefault(key, []).extend(other.processes)

@@ -95,8 +95,8 @@ def _is_interactive() -> bool:
 
 # ---- Write what a program has left in the buffers of its open files.
 #
-# Python does so when it deletes the program's names at its end. It never comes to that where the
-# process ends without teardown, or where a thread that lives longer holds a function of the
+# Python does so when it deletes the program's names at its end. That never happens if
+# the process exits without teardown, or if a thread that lives longer holds a function of the
 # program.
 
 
@@ -110,8 +110,8 @@ def write_open_files() -> None:
     file that the main thread is writing may never be free.
     """
     # `type`: `isinstance` would ask a lazy proxy for its class, and so load what it stands for.
-    found = [one for one in gc.get_objects() if issubclass(type(one), _BUFFERED)]
-    for file in found:  # in any order: a text file flushes its buffer, too
+    files = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), _BUFFERED)]
+    for file in files:  # in any order: a text file flushes its buffer, too
         with contextlib.suppress(Exception):
             if file.writable() and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.flush()

@@ -61,8 +61,8 @@ class TorchAgent:
         """
         if self._on_node(process) and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)  # they are not notices either
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._note_one)
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(signal_number, self._note_one)
 
     def outlast(self, process: int | None, peers: Mapping[int, Departure]) -> float:
         """Return the time of an end that was caused by the end of other processes.
@@ -125,8 +125,8 @@ class TorchAgent:
                 json.dump(record, file)
             os.replace(part, self._file)
         except OSError as problem:
-            words = f"TORCHELASTIC_ERROR_FILE={self._file} cannot be written: {problem.strerror}"
-            print(f"shoal: {words}", file=sys.stderr)
+            message = f"TORCHELASTIC_ERROR_FILE={self._file} cannot be written: {problem.strerror}"
+            print(f"shoal: {message}", file=sys.stderr)
 
 
 def _first_failed(peers: Mapping[int, Departure]) -> int | None:

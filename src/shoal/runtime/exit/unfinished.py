@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shoal import settings
 from shoal.errors import DeadlineError
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.exit.causes import gone_of, peers_of
 from shoal.runtime.rules.endings import AT_END
@@ -23,14 +23,12 @@ _MOST_NAMED = 8
 _ALONE_S = 5.0  # for what the last other process has sent before it left
 
 
-def pause_s(coordinator: Coordinator) -> float:
+def pause_s(client: JobClient) -> float:
     """Return the interval of such queries, which grows with the job as the answer does."""
-    return 1.0 + coordinator.num_processes / 20
+    return 1.0 + client.num_processes / 20
 
 
-def await_devices(
-    coordinator: Coordinator, is_done: Callable[[], bool]
-) -> Mapping[int, Member] | None:
+def await_devices(client: JobClient, is_done: Callable[[], bool]) -> Mapping[int, Member] | None:
     """Wait until the devices are done, or never will be, as far as anyone can know.
 
     Returns:
@@ -40,7 +38,7 @@ def await_devices(
     Raises:
       DeadlineError: for SHOAL_TIMEOUT_S they were not done, and no process called shoal.
     """
-    me = ThisProcess(coordinator.process, coordinator.hosts)
+    me = ThisProcess(client.process, client.hosts)
     began = now = time.monotonic()
     query_at, report_at, leave_at = now + _QUIET_S, now + _REPORT_S, math.inf
     is_known = False
@@ -50,18 +48,18 @@ def await_devices(
             return None
         if now >= query_at:
             if not is_known:  # to processes that wait for this one
-                coordinator.report("ending", HAS_ENDED)
+                client.report("ending", HAS_ENDED)
                 is_known = True
-            peers = peers_of(coordinator)
+            peers = peers_of(client)
             gone, now = gone_of(peers), time.monotonic()
-            if gone and not _may_go_on(coordinator, gone, now - began):
+            if gone and not _may_go_on(client, gone, now - began):
                 return gone
-            here = [one for one in peers if one.state != "left" and one.process not in gone]
+            here = [peer for peer in peers if peer.state != "left" and peer.process not in gone]
             _check_progress(me, here, now - began)
             leave_at = min(leave_at, now + _ALONE_S) if not here else math.inf
             if any(_is_stuck(peer) for peer in here) and not any(_runs(peer) for peer in here):
                 return None
-            query_at = now + pause_s(coordinator)
+            query_at = now + pause_s(client)
         if now >= report_at:
             report_at = math.inf
             print(
@@ -73,11 +71,11 @@ def await_devices(
     return {}
 
 
-def _may_go_on(coordinator: Coordinator, gone: Collection[int], waited_s: float) -> bool:
+def _may_go_on(client: JobClient, gone: Collection[int], waited_s: float) -> bool:
     """Return whether the survivors have agreed to continue without these processes, so that the
     devices most likely compute without them, too."""
-    is_soon = waited_s < settings.seconds("SHOAL_ABORT_AFTER_S")
-    return is_soon and coordinator.troubles.are_acknowledged(gone)
+    is_soon = waited_s < settings.seconds("SHOAL_HANG_TIMEOUT_S")
+    return is_soon and client.peer_losses.are_acknowledged(gone)
 
 
 def _is_stuck(peer: Member) -> bool:
@@ -95,13 +93,13 @@ def _check_progress(me: ThisProcess, here: Sequence[Member], waited_s: float) ->
     quiet_s = min([waited_s, *(peer.since_s for peer in here)])
     if quiet_s < limit_s:
         return
-    words = {peer.process: peer.last_words for peer in here}
-    lines = [f"{me.name(process)}: {said}" for process, said in [*words.items()][:_MOST_NAMED]]
+    last_words = {peer.process: peer.last_words for peer in here}
+    lines = [f"{me.name(process)}: {said}" for process, said in [*last_words.items()][:_MOST_NAMED]]
     late = f"{me} {HAS_ENDED}: they did not finish within {limit_s:g} s"
     raise DeadlineError(
         "\n  ".join([late, *lines]),
         name=AT_END,
         waited_s=waited_s,
-        missing=[*words],
-        last_words=words,
+        missing=[*last_words],
+        last_words=last_words,
     )

@@ -109,26 +109,26 @@ def shown_line(line: str) -> str:
     >>> shown_line("source=0")
     'source=0'
     """
-    one = SpecLine.of(line)
-    if one is None:
+    spec = SpecLine.of(line)
+    if spec is None:
         return " ".join(filter(None, line.split(BETWEEN)))
-    if not one.path:
-        return _leaf_text(one)
-    return f"{one.path}: {_leaf_text(one)}"
+    if not spec.path:
+        return _leaf_text(spec)
+    return f"{spec.path}: {_leaf_text(spec)}"
 
 
 def _leaf_text(leaf: SpecLine) -> str:
     """Return a line as people read it, without its path."""
     if leaf.what != "leaf":
         return _WORDS[leaf.what] + leaf.value
-    words = [leaf.kind, leaf.dtype + leaf.shape]
+    parts = [leaf.kind, leaf.dtype + leaf.shape]
     if leaf.layout:
-        words.append(f"as {leaf.layout}")
+        parts.append(f"as {leaf.layout}")
     if leaf.value and leaf.shape:
-        words.append("=")
+        parts.append("=")
     if leaf.value:
-        words.append(_leaf_value(leaf))
-    text = " ".join(filter(None, words))
+        parts.append(_leaf_value(leaf))
+    text = " ".join(filter(None, parts))
     if leaf.digest and not leaf.value:
         return ": ".join(filter(None, (text, f"values {leaf.digest}")))
     return text
@@ -139,8 +139,8 @@ def _leaf_value(leaf: SpecLine) -> str:
     return ", digest ".join(filter(None, (leaf.value, leaf.digest)))
 
 
-class Said(NamedTuple):
-    """What a group of processes called, and what it gave."""
+class ShownSide(NamedTuple):
+    """One group of processes that made the same call with the same arguments."""
 
     processes: Sequence[int]
     said: str = ""  # a text, or a packed line; empty: the call is what differs
@@ -174,14 +174,14 @@ class Kind(NamedTuple):
 _VALUE = Kind()
 
 
-def compared(
+def divergence_error(
     heading: str,
-    sides: Iterable[Said],
+    sides: Iterable[ShownSide],
     *,
     kind: Kind = _VALUE,
     advice: str = "",
     intro: str = "",
-    found_at: Said | None = None,
+    found_at: ShownSide | None = None,
     step: int | None = None,
     failed_since: str = "",
 ) -> DivergenceError:
@@ -222,8 +222,8 @@ def compared(
         silent = "These calls send"
         if call:
             silent = f"{call} sends"
-        at = found_at.where.replace(f" at {found_at.site}", f" ({line_of(found_at.site)})")
-        lines.append(f"  {silent} nothing; the difference was found at {at}.")
+        place = found_at.where.replace(f" at {found_at.site}", f" ({line_of(found_at.site)})")
+        lines.append(f"  {silent} nothing; the difference was found at {place}.")
     lines += filter(None, [failed_before(failed_since), advice])
     held: dict[str, tuple[int, ...]] = {}
     for row, text in zip(rows, shown, strict=True):
@@ -251,13 +251,13 @@ def with_late(
       like: a process of that side.
       shown: the error that shows that side, if it is another.
     """
-    import dataclasses  # here, as the facts: the meeting place needs neither
+    import dataclasses  # here, as the facts: the coordinator needs neither
 
     from shoal.runtime.failures.facts import Difference, ProcessSet
 
-    found = (shown or error).difference
-    if isinstance(found, Difference) and isinstance(error.difference, Difference):
-        side = next(side for side in found.sides if like in side.processes)
+    difference = (shown or error).difference
+    if isinstance(difference, Difference) and isinstance(error.difference, Difference):
+        side = next(side for side in difference.sides if like in side.processes)
         late = dataclasses.replace(side, processes=ProcessSet([process]))
         error.difference = dataclasses.replace(error.difference, late=late)
     return error
@@ -271,7 +271,7 @@ def headline(kind: Kind, call: str, name: str = "") -> str:
         return "processes compiled different programs"
     if kind.what == "name":
         return f"processes gave {with_article(call)} different names"
-    label = Said((), call=call, name=name).where
+    label = ShownSide((), call=call, name=name).where
     is_check = (call == "assert_same" and kind.what != "group") or kind.what == "replica"
     if is_check:
         return f"{label} found different {kind.what}s"
@@ -289,9 +289,9 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
     if what == "call" and is_silent:
         return _SAME_LINES
     call = call.partition(AMONG)[0]
-    found = _NEEDS.get((call, what)) or _NEEDS.get(("", what)) or _NEEDS.get((call, ""))
-    if found is not None:
-        return found
+    advice = _NEEDS.get((call, what)) or _NEEDS.get(("", what)) or _NEEDS.get((call, ""))
+    if advice is not None:
+        return advice
     if what == "name":
         return f"{call} needs the same name= on every process."
     if not call:
@@ -312,8 +312,8 @@ def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
     >>> compare_lines(["source=0", "source=1"], "")
     (Kind(what='value', path=''), ['source=0', 'source=1'])
     """
-    found = [SpecLine.of(line) for line in lines]
-    known = [line for line in found if line is not None]
+    specs = [SpecLine.of(line) for line in lines]
+    known = [line for line in specs if line is not None]
     parts = {line.what for line in known}
     if ended in lines or parts & {"tree", "end"}:
         return Kind("tree"), [*lines]
@@ -353,7 +353,7 @@ def shown_first(groups: Iterable[Sequence[int]], most: int) -> list[list[int]]:
     return [*rows[: most - most // 2], *rows[large:], *rows[most - most // 2 : large]]
 
 
-def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
+def _few(rows: Sequence[ShownSide], texts: Sequence[str], indent: str) -> list[str]:
     """Return the rows of the smallest and the largest groups, and how many there are between."""
     single = [n for n, row in enumerate(rows) if row.groups == 1]
     if len(single) == len(rows) <= _MOST_GROUPS:
@@ -366,9 +366,9 @@ def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
     groups, processes = (sum(counts) for counts in zip(
         *((row.groups, len(row.processes)) for row in left), strict=True
     ))  # fmt: skip
-    words = counted(groups, "more group")
+    more = counted(groups, "more group")
     of = counted(processes, "process", "processes")
-    note = f"{indent}… {words}, {of}"
+    note = f"{indent}… {more}, {of}"
     first = [texts[n] for n in kept[:half]]
     return [*first, note, *(texts[n] for n in kept[half:])]
 
@@ -390,9 +390,9 @@ def _after(source: str) -> str:
 
 
 def _difference(
-    rows: Sequence[Said],
+    rows: Sequence[ShownSide],
     kind: Kind,
-    found_at: Said | None,
+    found_at: ShownSide | None,
     step: int | None,
     failed_since: str,
 ) -> Difference:
@@ -411,15 +411,15 @@ def _difference(
     )
 
 
-def _only(words: Iterable[str]) -> str:
-    """Return what all of some words are; "" if there are several, or none."""
-    different = {*words}
+def _only(texts: Iterable[str]) -> str:
+    """Return the text that all of them are; "" if they differ, or there are none."""
+    different = {*texts}
     if len(different) != 1:
         return ""
     return different.pop()
 
 
-def _side(row: Said, kind: Kind) -> DivergenceSide:
+def _side(row: ShownSide, kind: Kind) -> DivergenceSide:
     """Return what a group gave; of a leaf, also what its line says of it."""
     from shoal.runtime.failures.facts import DivergenceSide, ProcessSet
 
@@ -453,7 +453,7 @@ def _without(path: str, said: str) -> str:
     return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ")
 
 
-def _place(row: Said) -> CallPlace | None:
+def _place(row: ShownSide) -> CallPlace | None:
     from shoal.runtime.failures.facts import CallPlace
 
     file, line = split_site(row.site)

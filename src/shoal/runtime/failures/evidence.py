@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from shoal.errors import counted, inflected
 from shoal.runtime.failures.comparison import failed_before
 from shoal.runtime.failures.facts import (
+    BystanderState,
     CallPlace,
     Cause,
     CheckpointFacts,
@@ -22,7 +23,6 @@ from shoal.runtime.failures.facts import (
     ErrorFacts,
     JobFailure,
     Memory,
-    Others,
     ProcessSet,
     StackFrame,
     Wait,
@@ -75,7 +75,9 @@ def evidence(failure: JobFailure, page: Page) -> list[Line]:
     else:
         lines = [line for cause in shown for line in _one_of_several(cause, failure, page)]
     if rest:
-        failed = "; ".join(f"{process_ranges(one.processes)} {predicate(one)}" for one in rest)
+        failed = "; ".join(
+            f"{process_ranges(cause.processes)} {predicate(cause)}" for cause in rest
+        )
         more = counted(len(rest), "more error")
         lines += page.text(f"{page.style.dots} {more}: {failed}", "quiet", most=1)
     elif shown and _has_traceback(shown[-1]):
@@ -165,13 +167,13 @@ def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
     kills = memory.cgroup_oom_kills
     if is_out_of_memory(cause):
         used, most = memory.cgroup_peak_bytes, memory.cgroup_limit_bytes
-        at = ""
+        usage = ""
         if used is not None and most is not None:
-            at = f", at {_sizes(used, most)} in use"
+            usage = f", at {_sizes(used, most)} in use"
         noun = inflected(kills or 0, "kill", "kills")
-        sentences = [f"Its cgroup counted {kills} out-of-memory {noun} in this job{at}."]
+        sentences = [f"Its cgroup counted {kills} out-of-memory {noun} in this job{usage}."]
         peaks = [(cause.processes, memory.peak_bytes)]
-        peaks += [(one.processes, one.peak_bytes) for one in failure.others]
+        peaks += [(other.processes, other.peak_bytes) for other in failure.others]
         sizes = [f"{process_ranges(of)} {_size(n)}" for of, n in peaks if n is not None]
         if sizes:
             sentences.append(f"Peak resident size: {', '.join(sizes)}.")
@@ -238,7 +240,7 @@ def _difference(
         texts = said
         if difference.what == "call":
             sources = [side.place and side.place.source for side in shown]
-            texts = [source or one for source, one in zip(sources, said, strict=True)]
+            texts = [source or text for source, text in zip(sources, said, strict=True)]
         return _placed([side.place for side in shown], texts, room, page.style)
 
     if shown:
@@ -251,8 +253,8 @@ def _difference(
         silent = "These calls send"
         if difference.call:
             silent = f"{difference.call} sends"
-        found = f"the difference was found at {place_words(difference.found_at)}"
-        lines += page.text(f"{silent} nothing; {found}.", most=2)
+        where = f"the difference was found at {place_words(difference.found_at)}"
+        lines += page.text(f"{silent} nothing; {where}.", most=2)
     known = {process for side in sides for process in side.processes}
     known.update(process for other in failure.others for process in other.processes)
     rest = {*processes} - known
@@ -303,10 +305,10 @@ def _waits(cause: Cause, wait: Wait, page: Page) -> list[Line]:
     most = max(1, page.limits.groups // 2)
     arrived, missing = wait.arrived[:most], wait.missing[:most]
     if cause.kind == "stalled":
-        rows, below = [_stalled_row(one) for one in (*missing, *arrived)], page.deeper(0)
+        rows, below = [_stalled_row(group) for group in (*missing, *arrived)], page.deeper(0)
     else:
-        rows = [_arrival_row("arrived", one) for one in arrived]
-        rows += [_arrival_row("missing", one) for one in missing]
+        rows = [_arrival_row("arrived", group) for group in arrived]
+        rows += [_arrival_row("missing", group) for group in missing]
         below = page.deeper(10)
     if not rows:
         return []
@@ -322,36 +324,36 @@ def _waits(cause: Cause, wait: Wait, page: Page) -> list[Line]:
         lines += row_lines
         for note in row.notes:
             lines += below.text(note, most=2)
-    left = [one.processes for one in (*wait.arrived[most:], *wait.missing[most:])]
+    left = [group.processes for group in (*wait.arrived[most:], *wait.missing[most:])]
     if left:
         lines += page.text(_more_groups(left, page), "quiet")
     return lines
 
 
-def _stalled_row(one: Waiting) -> _WaitRow:
-    place = one.place or _innermost(one.frames)
-    parts = [one.words]
+def _stalled_row(group: Waiting) -> _WaitRow:
+    place = group.place or _innermost(group.frames)
+    parts = [group.words]
     if place is not None:
         parts.append(place.source)
     text = ": ".join(filter(None, parts))
-    return _WaitRow([_wide_ranges(one.processes)], place, text, _met_before(one))
+    return _WaitRow([_wide_ranges(group.processes)], place, text, _met_before(group))
 
 
-def _arrival_row(state: str, one: Waiting) -> _WaitRow:
-    place = one.place or _innermost(one.frames)
-    text = one.words
+def _arrival_row(state: str, group: Waiting) -> _WaitRow:
+    place = group.place or _innermost(group.frames)
+    text = group.words
     if place is not None:
         text = place.source
-    notes = _met_before(one)
-    if one.frames and one.words:
-        notes.insert(0, one.words)
-    return _WaitRow([state, _wide_ranges(one.processes)], place, text, notes)
+    notes = _met_before(group)
+    if group.frames and group.words:
+        notes.insert(0, group.words)
+    return _WaitRow([state, _wide_ranges(group.processes)], place, text, notes)
 
 
-def _met_before(one: Waiting) -> list[str]:
-    if one.last_met is None:
+def _met_before(group: Waiting) -> list[str]:
+    if group.last_met is None:
         return []
-    return [f"last met the others{at_place(one.last_met)}{_before(one.last_met.age_s)}"]
+    return [f"last met the others{at_place(group.last_met)}{_before(group.last_met.age_s)}"]
 
 
 def _innermost(frames: Sequence[StackFrame]) -> CallPlace | None:
@@ -370,20 +372,20 @@ def _checkpoint(
     file = checkpoint.path
     if checkpoint.file:
         file = os.path.join(file, checkpoint.file)
-    at = leaf = ""
+    block = leaf = ""
     if checkpoint.offset_bytes is not None:
-        at = f"the block at byte {checkpoint.offset_bytes:,}"
+        block = f"the block at byte {checkpoint.offset_bytes:,}"
     if checkpoint.leaf:
         leaf = f"of leaf '{checkpoint.leaf}'"
-    where = ", ".join(part for part in (at, leaf) if part)
+    where = ", ".join(part for part in (block, leaf) if part)
     damage = ": ".join(part for part in (where, checkpoint.damage) if part)
-    found = process_ranges(cause.processes)
+    finders = process_ranges(cause.processes)
     if len(cause.processes) == failure.num_processes > 1:
-        found = all_processes(failure.num_processes)
+        finders = all_processes(failure.num_processes)
     if checkpoint.read_well:
-        found += f"; {process_ranges(checkpoint.read_well)} read it well"
+        finders += f"; {process_ranges(checkpoint.read_well)} read it well"
     file = path_end(file, page.room - _LABEL_COLUMNS, page.style.dots)
-    for label, text in (("file", file), ("damage", damage), ("found by", found)):
+    for label, text in (("file", file), ("damage", damage), ("found by", finders)):
         if text:
             lines += page.text(f"{label:<{_LABEL_COLUMNS}}{text}", most=3)
     return lines
@@ -406,9 +408,9 @@ def _placed(
     """Return texts of at most `room` columns, each after its place, if it has one."""
     most = max(12, min(FILE_COLUMNS, room - 28))
     heads = [""] * len(places)
-    for n, one in enumerate(places):
-        if one is not None and one.file:
-            heads[n] = f"{path_end(one.file, most, style.dots)}:{one.line}"
+    for n, place in enumerate(places):
+        if place is not None and place.file:
+            heads[n] = f"{path_end(place.file, most, style.dots)}:{place.line}"
     width = max(map(columns, heads), default=0)
     lines = []
     for place, head, text in zip(places, heads, texts, strict=True):
@@ -456,8 +458,8 @@ def _traceback(cause: Cause, page: Page) -> list[Line]:
     left += cause.more_frames
     lines: list[Line] = []
     gap_at = min(1, len(frames) - 1)  # after the outermost frame
-    for at, frame in enumerate(frames):
-        if left and at == gap_at:
+    for index, frame in enumerate(frames):
+        if left and index == gap_at:
             lines += page.text(f"{dots} {counted(left, 'frame')} {dots}", "quiet")
         lines += _frame(frame, page)
     if cause.error is not None and cause.error.repeats:
@@ -498,12 +500,12 @@ def _left_out(cause: Cause, page: Page) -> list[Line]:
     frames = counted_frames(cause.left_out)
     if not frames:
         return []
-    words = f"{page.style.dots} {frames}"
+    text = f"{page.style.dots} {frames}"
     if cause.kind == "signal":
-        words += ", then native code"
+        text += ", then native code"
     if "shoal" in cause.left_out:
-        words += " (SHOAL_TRACEBACK=full shows them)"
-    return page.text(words, "quiet", most=1)
+        text += " (SHOAL_TRACEBACK=full shows them)"
+    return page.text(text, "quiet", most=1)
 
 
 def _error(error: ErrorFacts, page: Page) -> list[Line]:
@@ -516,13 +518,17 @@ def _error(error: ErrorFacts, page: Page) -> list[Line]:
     left = len(error.leaves) + error.more_leaves - 2
     if left > 0:
         lines += page.deeper().text(f"{dots} {left} more", "quiet")
-    shown = [one for one in error.caused_by if not one.message or one.message not in error.message]
+    shown = [
+        cause
+        for cause in error.caused_by
+        if not cause.message or cause.message not in error.message
+    ]
     for cause in shown[:2]:
-        at = ""
+        place = ""
         if cause.place:
-            at = f" ({cause.place})"
-        room = max(20, page.room - len("caused by ") - columns(at))
-        lines += page.text(f"caused by {_on_one_line(cause, room, dots)}{at}", most=1)
+            place = f" ({cause.place})"
+        room = max(20, page.room - len("caused by ") - columns(place))
+        lines += page.text(f"caused by {_on_one_line(cause, room, dots)}{place}", most=1)
     return lines
 
 
@@ -557,8 +563,8 @@ def _message(error: ErrorFacts, page: Page) -> list[Line]:
     return lines
 
 
-def _errors(found: re.Match[str]) -> str:
-    return f"({counted(int(found[1]), 'error')})"
+def _errors(match: re.Match[str]) -> str:
+    return f"({counted(int(match[1]), 'error')})"
 
 
 def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
@@ -576,10 +582,10 @@ def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
 
 
 def others(failure: JobFailure, page: Page) -> list[Line]:
-    """Return a sentence for each state of the processes that did not fail by themselves."""
+    """Return a sentence for each state of the processes that did not fail themselves."""
     lines: list[Line] = []
     rows = _alike(failure.others)
-    sentences = [_other(one, failure, page.style.dots) for one in rows]
+    sentences = [_other(other, failure, page.style.dots) for other in rows]
     step = in_step(failure)
     if step:
         sentences[:1] = [" ".join([step, *sentences[:1]])]
@@ -587,22 +593,25 @@ def others(failure: JobFailure, page: Page) -> list[Line]:
     most = 5 if shown > 1 else 3
     for sentence in sentences[:shown]:
         lines += page.text(sentence, most=most)
-    left = sum(len(one.processes) for one in rows[shown:])
+    left = sum(len(other.processes) for other in rows[shown:])
     if left:
         rest = counted(left, "other process", "other processes")
         lines += page.text(f"{page.style.dots} {rest}", "quiet")
     return lines
 
 
-def _alike(others: Sequence[Others]) -> list[Others]:
+def _alike(others: Sequence[BystanderState]) -> list[BystanderState]:
     """Join those of which the sentences are alike: exit codes that follow a wait are not shown."""
-    groups: dict[Others, list[int]] = {}
-    for one in others:
+    groups: dict[BystanderState, list[int]] = {}
+    for other in others:
         shown = dataclasses.replace(
-            one, processes=ProcessSet(), exit_code=None, at_s=None, peak_bytes=None
+            other, processes=ProcessSet(), exit_code=None, at_s=None, peak_bytes=None
         )
-        groups.setdefault(shown, []).extend(one.processes)
-    return [dataclasses.replace(one, processes=ProcessSet(found)) for one, found in groups.items()]
+        groups.setdefault(shown, []).extend(other.processes)
+    return [
+        dataclasses.replace(other, processes=ProcessSet(processes))
+        for other, processes in groups.items()
+    ]
 
 
 def in_step(failure: JobFailure) -> str:
@@ -615,7 +624,7 @@ def in_step(failure: JobFailure) -> str:
     return f"In step {cause.step}."
 
 
-def _other(other: Others, failure: JobFailure, dots: str) -> str:
+def _other(other: BystanderState, failure: JobFailure, dots: str) -> str:
     """Return what processes did when the job failed."""
     host = on_host(other.processes, failure, dots)
     label = f"{capital(process_ranges(other.processes))}{host}"
@@ -628,7 +637,7 @@ def _other(other: Others, failure: JobFailure, dots: str) -> str:
     return f"{label} {did}."
 
 
-def _did(other: Others, failure: JobFailure) -> str:
+def _did(other: BystanderState, failure: JobFailure) -> str:
     """Return the predicate of processes in a state; "" if that is unknown."""
     was = inflected(len(other.processes), "was", "were")
     if other.state == "waiting":
@@ -636,13 +645,13 @@ def _did(other: Others, failure: JobFailure) -> str:
             return f"{was} waiting there{step_words(other.step)}"
         return f"{was} waiting{at_place(other.place)}{step_words(other.step)}"
     if other.state == "running":
-        words = f"{was} running{at_place(other.place)}{step_words(other.step)}"
+        phrase = f"{was} running{at_place(other.place)}{step_words(other.step)}"
         if other.ended_by:
-            words += f", and {was} ended by shoal run with {other.ended_by}"
+            phrase += f", and {was} ended by shoal run with {other.ended_by}"
         if other.joined_by_jax:
             it = inflected(len(other.processes), "it", "they")
-            words += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
-        return words
+            phrase += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
+        return phrase
     if other.state == "stopped":
         return f"learned of it{_at_step(other)}"
     if other.state == "left":
@@ -654,7 +663,7 @@ def _did(other: Others, failure: JobFailure) -> str:
     return ""
 
 
-def _at_step(other: Others) -> str:
+def _at_step(other: BystanderState) -> str:
     """Return ` at step 3 (train.py:6)`, or as much of it as is known."""
     if other.step is None or (other.place is not None and other.place.call):
         return f"{at_place(other.place)}{step_words(other.step)}"
@@ -663,7 +672,7 @@ def _at_step(other: Others) -> str:
     return f" at step {other.step} ({place_words(other.place)})"
 
 
-def _is_there(other: Others, failure: JobFailure) -> bool:
+def _is_there(other: BystanderState, failure: JobFailure) -> bool:
     """Return whether processes waited at the place that the evidence has named."""
     if len(failure.causes) != 1:
         return False
@@ -679,10 +688,10 @@ def _is_there(other: Others, failure: JobFailure) -> bool:
 
 def end_of_all(failure: JobFailure) -> str:
     """Return how soon an interrupted job had ended, "" if not all of its processes did."""
-    states = {one.state for one in failure.others}
+    states = {other.state for other in failure.others}
     begin, end = failure.failed_after_s, failure.ended_after_s
-    count = sum(len(one.processes) for one in failure.others)
-    if any(one.words for one in failure.others):  # some had ended before
+    count = sum(len(other.processes) for other in failure.others)
+    if any(other.words for other in failure.others):  # some had ended before
         return ""
     if states != {"ended"} or count != failure.num_processes or begin is None or end is None:
         return ""

@@ -128,11 +128,11 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
     ['ValueError']
     """
     seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        yield at
-        seen.add(id(at))
-        at = at.__cause__ or at.__context__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
 
 
 def peers_named(error: BaseException) -> Mapping[int, Departure] | None:
@@ -141,11 +141,11 @@ def peers_named(error: BaseException) -> Mapping[int, Departure] | None:
     >>> peers_named(PeerFailedError("barrier", failed={3: "ValueError: no data"}))[3].words
     'ValueError: no data'
     """
-    for at in causes_of(error):
-        if isinstance(at, PeerFailedError):
-            return departures_of(at.failed, "failed", at.ends)
-        if isinstance(at, ProcessLostError):
-            return departures_of(at.lost, "lost", at.ends)
+    for cause in causes_of(error):
+        if isinstance(cause, PeerFailedError):
+            return departures_of(cause.failed, "failed", cause.ends)
+        if isinstance(cause, ProcessLostError):
+            return departures_of(cause.lost, "lost", cause.ends)
     return None
 
 
@@ -153,11 +153,11 @@ def departures_of(
     words: Mapping[int, str], state: str, ends: Mapping[int, object]
 ) -> dict[int, Departure]:
     """Return the ends of processes, of which some may be known by their words alone."""
-    found = {}
+    departures = {}
     for process, text in words.items():
         end = ends.get(process)
-        found[process] = end if isinstance(end, Departure) else Departure(text, state)
-    return found
+        departures[process] = end if isinstance(end, Departure) else Departure(text, state)
+    return departures
 
 
 def is_of_runtime(error: BaseException) -> bool:
@@ -165,11 +165,11 @@ def is_of_runtime(error: BaseException) -> bool:
 
     Also true if the program caught such an error, and raised another or exited because of it.
     """
-    for at in _causes_before_ours(error):
-        is_xla = type(at).__name__ in _RUNTIME_TYPES
-        if is_xla and text_of(at).startswith(_OWN_STATUS):
+    for cause in _causes_before_ours(error):
+        is_xla = type(cause).__name__ in _RUNTIME_TYPES
+        if is_xla and text_of(cause).startswith(_OWN_STATUS):
             return False
-        if is_xla or _is_of_transport(at):
+        if is_xla or _is_of_transport(cause):
             return True
     return False
 
@@ -177,31 +177,31 @@ def is_of_runtime(error: BaseException) -> bool:
 def is_torn(error: BaseException) -> bool:
     """Return whether an error of JAX's runtime says that a connection ended, or that it was given
     up: most likely another process has ended. `is_of_runtime` is true of more."""
-    for at in _causes_before_ours(error):
-        is_xla = type(at).__name__ in _RUNTIME_TYPES
-        if _is_of_transport(at) or (is_xla and text_of(at).startswith(_TORN_STATUS)):
+    for cause in _causes_before_ours(error):
+        is_xla = type(cause).__name__ in _RUNTIME_TYPES
+        if _is_of_transport(cause) or (is_xla and text_of(cause).startswith(_TORN_STATUS)):
             return True
     return False
 
 
 def _causes_before_ours(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and those that led to it, up to one of shoal, which says more."""
-    return itertools.takewhile(lambda at: not isinstance(at, ShoalError), causes_of(error))
+    return itertools.takewhile(lambda cause: not isinstance(cause, ShoalError), causes_of(error))
 
 
 def _is_of_transport(error: BaseException) -> bool:
     """Return whether an error is JAX's, and about a connection: not the program's own, as to a
     store or a data base."""
     is_jaxs = type(error).__name__ in _RUNTIME_TYPES or type(error) in (ValueError, RuntimeError)
-    return is_jaxs and any(words in text_of(error) for words in _RUNTIME_WORDS)
+    return is_jaxs and any(phrase in text_of(error) for phrase in _RUNTIME_WORDS)
 
 
-def stands(frame: FrameType | None) -> str:
+def position_in_program(frame: FrameType | None) -> str:
     """Return the position of the program itself, above a frame that it called; "" if none."""
-    at = frame
-    while at is not None and not is_of_program(at):
-        at = at.f_back
-    return "" if at is None else site_of(at, at.f_lineno)
+    program_frame = frame
+    while program_frame is not None and not is_of_program(program_frame):
+        program_frame = program_frame.f_back
+    return "" if program_frame is None else site_of(program_frame, program_frame.f_lineno)
 
 
 def _headline(error: BaseException, called_at: str) -> str:
@@ -214,8 +214,10 @@ def _headline(error: BaseException, called_at: str) -> str:
         leaf = leaf.exceptions[0]
     if leaf is not error:
         text = f"{text}: {_text_of(leaf)}"
-    (at, other), (at_all, other_of_all) = map(_places, (leaf.__traceback__, error.__traceback__))
-    place = at or at_all or called_at or other or other_of_all
+    (own, other), (own_of_all, other_of_all) = map(
+        _places, (leaf.__traceback__, error.__traceback__)
+    )
+    place = own or own_of_all or called_at or other or other_of_all
     return text + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
 
 

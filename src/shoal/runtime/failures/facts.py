@@ -44,7 +44,7 @@ class ProcessSet(tuple[int, ...]):
         ranges = [(int(first), int(last)) for first, last in ranges]
         if sum(max(0, last - first) for first, last in ranges) > _MOST_PROCESSES:
             raise UsageError("a list of processes is too long")
-        return cls(number for first, last in ranges for number in range(first, last + 1))
+        return cls(process for first, last in ranges for process in range(first, last + 1))
 
     @property
     def ranges(self) -> Ranges:
@@ -201,8 +201,8 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
-    """Processes that did not fail by themselves, alike in state and place."""
+class BystanderState:
+    """Processes that did not fail themselves and share one state and place."""
 
     processes: ProcessSet
     state: str  # waiting running left ended stopped unknown
@@ -231,7 +231,7 @@ class JobFailure:
     num_processes: int = 1
     hosts: Mapping[str, ProcessSet] = dataclasses.field(default_factory=dict)
     causes: tuple[Cause, ...] = ()
-    others: tuple[Others, ...] = ()
+    others: tuple[BystanderState, ...] = ()
     programs: tuple[str, ...] = ()  # that only some processes had compiled, as sentences
     advice: tuple[str, ...] = ()
     as_before: bool = False  # equal to the failure of the attempt before: the report is short
@@ -257,14 +257,14 @@ def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause
             said = error.type, error.message.removeprefix(error.speaker)
         key = said, cause.frames, cause.thread
         groups.setdefault(key, []).append(cause)
-    found = []
+    joined = []
     for first, *others in groups.values():
         processes = ProcessSet(p for of in (first, *others) for p in of.processes)
         was_first = first.processes[0] if is_ordered else None
         if not others:
             was_first = None
-        found.append(dataclasses.replace(first, processes=processes, first=was_first))
-    return tuple(found)
+        joined.append(dataclasses.replace(first, processes=processes, first=was_first))
+    return tuple(joined)
 
 
 def utc(at_s: float) -> str:
@@ -284,18 +284,18 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return _fields(value)
     if isinstance(value, ProcessSet):
-        return [list(one) for one in value.ranges]
+        return [list(pair) for pair in value.ranges]
     if isinstance(value, Mapping):
-        return {key: to_json(one) for key, one in value.items()}
-    return [to_json(one) for one in value] if isinstance(value, tuple) else value
+        return {key: to_json(item) for key, item in value.items()}
+    return [to_json(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _fields(value: Any) -> dict[str, Any]:
     always = ("causes", "others", "attempt", "attempts", "num_processes", "module")
     return {
-        one.name: to_json(getattr(value, one.name))
-        for one in dataclasses.fields(value)
-        if one.name in always or getattr(value, one.name) != _default(one)
+        field.name: to_json(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.name in always or getattr(value, field.name) != _default(field)
     }
 
 
@@ -314,7 +314,7 @@ def of_json(kind: type[T], data: Mapping[str, Any]) -> T:
     if kind is JobFailure and data.get("format") != FORMAT:
         raise UsageError(f"not {FORMAT}: {data.get('format')!r}")
     hints = _hints(typing.cast(Any, kind))
-    return kind(**{name: _value(hints[name], one) for name, one in data.items() if name in hints})
+    return kind(**{name: _value(hints[name], item) for name, item in data.items() if name in hints})
 
 
 @cache
@@ -333,7 +333,7 @@ def _value(hint: Any, data: Any) -> Any:
         return of_json(typing.cast(type, hint), data)
     origin = typing.get_origin(hint)
     if origin is tuple:
-        return tuple(_value(arguments[0], one) for one in data)
+        return tuple(_value(arguments[0], item) for item in data)
     if origin is Mapping:
-        return {str(key): _value(arguments[1], one) for key, one in data.items()}
+        return {str(key): _value(arguments[1], item) for key, item in data.items()}
     return hint(data)  # str, int, float or bool

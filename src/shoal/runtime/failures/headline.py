@@ -35,12 +35,12 @@ def job_headline(failure: JobFailure) -> str:
     'process 1 was killed by SIGKILL'
     """
     if failure.kind in ("interrupted", "preempted"):
-        words = failure.kind
+        headline = failure.kind
         if failure.signal:
-            words += f" by {failure.signal}"
+            headline += f" by {failure.signal}"
         if failure.step is not None:
-            words += f", in step {failure.step}"
-        return words
+            headline += f", in step {failure.step}"
+        return headline
     if not failure.causes:
         return f"the job ended with exit code {failure.exit_code}"
     claim, count = _claim(failure.causes[0], failure), len(failure.causes)
@@ -54,12 +54,12 @@ def _claim(cause: Cause, failure: JobFailure) -> str:
     if cause.kind == "diverged" and cause.difference is not None:
         return _difference_claim(cause.difference, cause.step)
     if cause.kind == "stalled" and cause.wait is not None:
-        words = f"no process moved for {cause.wait.limit_s or 0.0:g} s"
-        missing = ProcessSet(p for one in cause.wait.missing for p in one.processes)
+        claim = f"no process moved for {cause.wait.limit_s or 0.0:g} s"
+        missing = ProcessSet(p for group in cause.wait.missing for p in group.processes)
         if not missing:
-            return words
+            return claim
         are = inflected(len(missing), "is", "are")
-        return f"{words}; {process_ranges(missing)} {are} elsewhere"
+        return f"{claim}; {process_ranges(missing)} {are} elsewhere"
     if cause.kind == "checkpoint" and cause.checkpoint is not None:
         what = f"checkpoint {cause.checkpoint.path}"
         if cause.checkpoint.step is not None:
@@ -86,10 +86,10 @@ def _who(processes: ProcessSet, failure: JobFailure) -> str:
         return "a process"
     if len(processes) == failure.num_processes > 1:
         return all_processes(failure.num_processes)
-    words = process_ranges(processes)
+    subject = process_ranges(processes)
     if failure.num_processes > 1:
-        words += f" of {failure.num_processes}"
-    return f"{words}{on_host(processes, failure)}"
+        subject += f" of {failure.num_processes}"
+    return f"{subject}{on_host(processes, failure)}"
 
 
 def on_host(processes: ProcessSet, failure: JobFailure, dots: str = "…") -> str:
@@ -106,15 +106,15 @@ def predicate(cause: Cause) -> str:
     """Return how processes failed, as what they did."""
     was = inflected(len(cause.processes), "was", "were")
     if cause.kind == "deadline" and cause.wait is not None:
-        words = f"did not reach {point(cause.wait.call, cause.wait.name)}"
+        phrase = f"did not reach {point(cause.wait.call, cause.wait.name)}"
         if cause.error is not None:
-            words += "; a thread had raised"
-        return words
+            phrase += "; a thread had raised"
+        return phrase
     if cause.kind == "signal":
-        words = f"{was} killed by {cause.signal or 'a signal'}"
+        phrase = f"{was} killed by {cause.signal or 'a signal'}"
         if is_out_of_memory(cause):
-            words += " (out of memory)"
-        return words
+            phrase += " (out of memory)"
+        return phrase
     if cause.kind == "exit":
         if cause.exit_code is None:
             return "ended"
@@ -136,20 +136,20 @@ def _difference_claim(difference: Difference, step: int | None) -> str:
       step: of the call that found it.
     """
     what, call = difference.what, difference.call or "a call"
-    found = ""
+    at_steps = ""
     if step is not None and step != difference.step:
-        found = f", found{step_words(step)}"
-    found = f"{step_words(difference.step)}{found}"
+        at_steps = f", found{step_words(step)}"
+    at_steps = f"{step_words(difference.step)}{at_steps}"
     if what == "call":
-        return f"processes made different calls{found}"
+        return f"processes made different calls{at_steps}"
     if what == "program":
-        return f"processes compiled different programs{found}"
+        return f"processes compiled different programs{at_steps}"
     where = point(call, difference.name)
     if call == "assert_same" or what == "replica":
         return f"{where} found different {_PLURALS.get(what, what)}{step_words(step)}"
     if what == "name":
         where = with_article(call)
-    return f"processes gave {where} different {_PLURALS.get(what, what)}{found}"
+    return f"processes gave {where} different {_PLURALS.get(what, what)}{at_steps}"
 
 
 def is_out_of_memory(cause: Cause) -> bool:
@@ -209,11 +209,11 @@ def raised_words(cause: Cause) -> str:
     error, frames = cause.error, cause.frames
     if error is None:
         return "failed"
-    at = ""
+    place = ""
     if frames:
-        at = f" ({frames[-1].file}:{frames[-1].line})"
+        place = f" ({frames[-1].file}:{frames[-1].line})"
     message = first_sentence(error.message.removeprefix(error.speaker))
-    return f"raised {error.type}{at}: {shortened(message, MESSAGE_COLUMNS)}"
+    return f"raised {error.type}{place}: {shortened(message, MESSAGE_COLUMNS)}"
 
 
 def seconds(duration_s: float) -> str:
@@ -228,10 +228,10 @@ def seconds(duration_s: float) -> str:
 
 _LIMITS = {  # of a stall: by whether SHOAL_STALLED_AFTER_S is set, and a process has left
     (True, False): "The limit is that of --stalled-after or SHOAL_STALLED_AFTER_S.",
-    (False, True): "The limit is SHOAL_ABORT_AFTER_S, since a process has left the job.",
+    (False, True): "The limit is SHOAL_HANG_TIMEOUT_S, since a process has left the job.",
     (False, False): "The limit is within_s of shoal.step.",
     (True, True): (
-        "The limit is that of --stalled-after or SHOAL_STALLED_AFTER_S, or SHOAL_ABORT_AFTER_S, "
+        "The limit is that of --stalled-after or SHOAL_STALLED_AFTER_S, or SHOAL_HANG_TIMEOUT_S, "
         "since a process has left the job."
     ),
 }
@@ -255,13 +255,15 @@ def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
         has_left = False
         if first.wait is not None:
             waits = (*first.wait.missing, *first.wait.arrived)
-            has_left = any(one.waits_for == "left" for one in waits)
+            has_left = any(wait.waits_for == "left" for wait in waits)
         return (_LIMITS[settings.is_set("SHOAL_STALLED_AFTER_S"), has_left],)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
-    found = first.difference
-    if found is not None:
+    difference = first.difference
+    if difference is not None:
         return tuple(
-            needs(found.call, found.what, is_silent=found.found_at is not None).splitlines()
+            needs(
+                difference.call, difference.what, is_silent=difference.found_at is not None
+            ).splitlines()
         )
     return ()

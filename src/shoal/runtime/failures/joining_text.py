@@ -32,8 +32,8 @@ class NotJoined(NamedTuple):
 
 def not_joined_of(error: BaseException) -> NotJoined:
     """Return why a job cannot be joined, as far as it is known."""
-    found = getattr(error, "refusal", None)
-    return found if isinstance(found, NotJoined) else NotJoined()
+    refusal = getattr(error, "refusal", None)
+    return refusal if isinstance(refusal, NotJoined) else NotJoined()
 
 
 def strangers_text(strangers: Iterable[Stranger]) -> str:

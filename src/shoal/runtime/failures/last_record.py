@@ -121,7 +121,7 @@ def record(
         return False
     try:
         records = _records(error, process, step, point, because_of, speakers, thread)
-        texts = (json.dumps(to_json(one)) for one in records)
+        texts = (json.dumps(to_json(record)) for record in records)
         text = next((text for text in texts if len(text) < _BYTES), None)
         if text is None:
             return False
@@ -157,7 +157,9 @@ def record_of(
       most_bytes: of its JSON.
     """
     records = _records(error, process, step, point, because_of, speakers)
-    return next((one for one in records if len(json.dumps(to_json(one))) <= most_bytes), None)
+    return next(
+        (record for record in records if len(json.dumps(to_json(record))) <= most_bytes), None
+    )
 
 
 def _records(
@@ -196,8 +198,8 @@ def record_of_exit(
       headline: why it ends, as one line.
       because_of: the processes whose end led to this one; empty: a service's. None: its own.
     """
-    words = f"{capital(headline)}."
-    cause = Cause(processes=ProcessSet([process]), kind="exit", exit_code=code, words=(words,))
+    text = f"{capital(headline)}."
+    cause = Cause(processes=ProcessSet([process]), kind="exit", exit_code=code, words=(text,))
     return LastRecord(
         pid=os.getpid(),
         at_s=time.monotonic(),
@@ -254,21 +256,21 @@ def claim() -> None:
 
 def take(path: str, pid: int | None) -> Taken:
     """Return the records of a process (None: of any), and remove the file."""
-    found, threads = None, []
+    last, threads = None, []
     with contextlib.suppress(OSError):
         with open(open_no_link(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             lines = file.read(_READ_BYTES).splitlines()
         os.unlink(path)
         for line in lines:
             with contextlib.suppress(*UNREADABLE):
-                one = of_json(LastRecord, json.loads(line))
-                if pid not in (None, one.pid):
+                taken = of_json(LastRecord, json.loads(line))
+                if pid not in (None, taken.pid):
                     continue
-                if one.cause.thread:
-                    threads.append(one)
+                if taken.cause.thread:
+                    threads.append(taken)
                 else:
-                    found = one
-    return Taken(found, tuple(threads))
+                    last = taken
+    return Taken(last, tuple(threads))
 
 
 def take_fault(path: str) -> tuple[StackFrame, ...]:
@@ -342,7 +344,7 @@ def cause_of(
     """Return the facts of an exception of this process, with `most` characters of each text."""
     frames, left_out, repeats = _stack(error)
     facts = dataclasses.replace(_facts(error, _CHAIN, most), repeats=repeats)
-    speaker = next((one for one in speakers if facts.message.startswith(one)), "")
+    speaker = next((name for name in speakers if facts.message.startswith(name)), "")
     facts = dataclasses.replace(facts, speaker=speaker)
     shown = frames
     if len(frames) > _FRAMES:
@@ -509,14 +511,16 @@ def _unrepeated(entries: list[TracebackType]) -> tuple[list[TracebackType], int]
     """Return entries without the longest run of one line, and its length, if that is recursion."""
     runs = [
         [*run]
-        for _, run in itertools.groupby(entries, lambda at: (at.tb_frame.f_code, at.tb_lineno))
+        for _, run in itertools.groupby(
+            entries, lambda entry: (entry.tb_frame.f_code, entry.tb_lineno)
+        )
     ]
     longest = max(runs, key=len)
     if len(longest) <= _FRAMES:
         return entries, 0
     repeats = len(longest) - 1
     del longest[1:]
-    return [at for run in runs for at in run], repeats
+    return [entry for run in runs for entry in run], repeats
 
 
 def _own(error: BaseException) -> Sequence[StackFrame]:
@@ -547,11 +551,11 @@ def _frame(trace: TracebackType) -> StackFrame:
 
 
 def _difference(error: BaseException) -> Difference | None:
-    found: Any = getattr(error, "difference", None)
-    if isinstance(found, Mapping):
-        return of_json(Difference, found)
-    if isinstance(found, Difference):
-        return found
+    difference: Any = getattr(error, "difference", None)
+    if isinstance(difference, Mapping):
+        return of_json(Difference, difference)
+    if isinstance(difference, Difference):
+        return difference
     return None
 
 
@@ -562,10 +566,10 @@ def _wait(error: BaseException) -> Wait | None:
         limit_s = round(error.waited_s, 1)
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
-        words = "has not called initialize"
+        phrase = "has not called initialize"
         if not_joined_of(error).strangers:
-            words = "has not joined"
-        missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
+            phrase = "has not joined"
+        missing = [Waiting(processes=ProcessSet(error.missing), words=phrase)]
         return Wait(call="initialize", missing=tuple(missing))
     return None
 
@@ -574,19 +578,21 @@ def _missing(process: int, error: DeadlineError) -> Waiting:
     """Return where a process was: where it met the others last, or its last words; its stack."""
     frames = _frames_of(error.stacks.get(process, ""))
     last_met = _last_met(error.places.get(process))
-    words = ""
+    last_words = ""
     if last_met is None:
-        words = error.last_words.get(process, "")
-    return Waiting(processes=ProcessSet([process]), frames=frames, last_met=last_met, words=words)
+        last_words = error.last_words.get(process, "")
+    return Waiting(
+        processes=ProcessSet([process]), frames=frames, last_met=last_met, words=last_words
+    )
 
 
-def _last_met(at: object) -> CallPlace | None:
-    """Return where a process met the others last: see `Record.whereabouts`."""
-    if not (isinstance(at, Mapping) and at.get("met") and at["call"]):
+def _last_met(met: object) -> CallPlace | None:
+    """Return where a process met the others last: see `Record.last_call`."""
+    if not (isinstance(met, Mapping) and met.get("met") and met["call"]):
         return None
     # Another process has other modules: a file of that name may be another here.
-    place = place_at(at["call"], at["name"], at["site"])
-    return dataclasses.replace(place, source="", age_s=round(float(at["age_s"]), 1))
+    place = place_at(met["call"], met["name"], met["site"])
+    return dataclasses.replace(place, source="", age_s=round(float(met["age_s"]), 1))
 
 
 def _frames_of(stack: str) -> tuple[StackFrame, ...]:

@@ -139,9 +139,9 @@ class Page(NamedTuple):
         table: list[list[Line]] = []
         for row, cell in zip(heads, cells, strict=True):
             line = [Span(" " * self.indent)]
-            for at, (head, width) in enumerate(zip(row, widths, strict=True)):
+            for index, (head, width) in enumerate(zip(row, widths, strict=True)):
                 role = "plain"
-                if at == label_at and not table:
+                if index == label_at and not table:
                     role = "cause"
                 padding = " " * (width - columns(head)) + _GAP
                 line += [Span(head, role), Span(padding)]
@@ -150,7 +150,7 @@ class Page(NamedTuple):
             else:
                 indent = self.indent + used
                 first, *more = wrapped([Span(cell)], self.style.width - indent, 0)
-                under = ([Span(" " * indent), *one] for one in more)
+                under = ([Span(" " * indent), *line] for line in more)
                 table.append([[*line, *first], *under])
         return table
 
@@ -160,15 +160,15 @@ def wrapped(line: Line, width: int, hanging: int, is_hard: bool = True) -> list[
     text = "".join(span.text for span in line)
     parts = breaks(text, width, hanging, is_hard=is_hard)
     lines = [_cut(line, start, end) for start, end in parts]
-    return [lines[0], *([Span(" " * hanging), *one] for one in lines[1:])]
+    return [lines[0], *([Span(" " * hanging), *line] for line in lines[1:])]
 
 
 def _cut(line: Line, start: int, end: int) -> Line:
     """Return the spans of a slice of a line."""
-    spans, at = [], 0
+    spans, offset = [], 0
     for text, role in line:
-        piece = text[max(0, start - at) : max(0, end - at)]
-        at += len(text)
+        piece = text[max(0, start - offset) : max(0, end - offset)]
+        offset += len(text)
         if piece:
             spans.append(Span(piece, role))
     return spans

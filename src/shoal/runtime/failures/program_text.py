@@ -22,13 +22,13 @@ def with_programs(failure: JobFailure, programs: Differences) -> JobFailure:
     return dataclasses.replace(failure, programs=tuple(program_lines(programs)))
 
 
-def program_lines(found: Differences) -> list[str]:
+def program_lines(differences: Differences) -> list[str]:
     """Return a sentence for each difference, and at the end how many more there are."""
-    lines = [*map(_difference_text, found.shown)]
-    return [*lines, f"and {found.left_out} more"] if found.left_out else lines
+    lines = [*map(_difference_text, differences.shown)]
+    return [*lines, f"and {differences.left_out} more"] if differences.left_out else lines
 
 
-def program_warning(found: Differences) -> str:
+def program_warning(differences: Differences) -> str:
     """Return the first difference, and how many more there are.
 
     >>> program = CompiledProgram("d1", "jit(f)", "f32[8]", 8, "train.py:3 (main)")
@@ -37,8 +37,8 @@ def program_warning(found: Differences) -> str:
     'process 0 alone has compiled jit(f) for 8 devices of processes 0-1 at train.py:3; if it runs \
 it, it may wait for the others (2 more differences: shoal.job_status())'
     """
-    first, *others = found.shown
-    more = len(others) + found.left_out
+    first, *others = differences.shown
+    more = len(others) + differences.left_out
     rest = f" ({counted(more, 'more difference')}: shoal.job_status())" if more else ""
     return f"{_difference_text(first)}{rest}"
 
@@ -48,7 +48,9 @@ def _difference_text(difference: ProgramDifference) -> str:
     devices = f"{counted(program.num_devices, 'device')} of {owners}"
     if difference.instead is not None:
         pairs = sorted([(difference.have, program), (difference.lack, difference.instead)])
-        sites = [f"{_processes(of)}{_site(one) or ' at an unknown line'}" for of, one in pairs]
+        sites = [
+            f"{_processes(of)}{_site(program) or ' at an unknown line'}" for of, program in pairs
+        ]
         function = program.name.partition("(")[2].rstrip(")") or "f"
         return (
             f"processes have compiled different programs {program.name} for {devices}, with "

@@ -129,10 +129,10 @@ def pointed_out(failure: JobFailure, style: Style, program: str, node: str) -> l
     """Return the headline, and where the report is: for the launchers of all nodes but one."""
     facts = _printable_facts(facts_without_secrets(failure), style)
     lines, after = _headline_lines(facts, style, program)
-    words = f"Exit code {facts.exit_code}{after}. Report: {node}."
+    text = f"Exit code {facts.exit_code}{after}. Report: {node}."
     if facts.logs:
-        words += f" Logs of this host: {facts.logs}"
-    return [*lines, *_last_lines(words, facts, style)]
+        text += f" Logs of this host: {facts.logs}"
+    return [*lines, *_last_lines(text, facts, style)]
 
 
 def plain_text(failure: JobFailure, program: str = "shoal run") -> str:
@@ -191,17 +191,17 @@ def _changed(
     if isinstance(value, str):
         return change_text(value, keeps_lines)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value)]
         fields = {
             name: _changed(getattr(value, name), change_text, change_fact, name in _KEEPS_LINES)
             for name in names
         }
         return change_fact(dataclasses.replace(value, **fields))
     if isinstance(value, Mapping):
-        pairs = ((key, _changed(one, change_text, change_fact)) for key, one in value.items())
-        return {change_text(key, False): one for key, one in pairs}
+        pairs = ((key, _changed(item, change_text, change_fact)) for key, item in value.items())
+        return {change_text(key, False): item for key, item in pairs}
     if isinstance(value, tuple) and not isinstance(value, ProcessSet):
-        return tuple(_changed(one, change_text, change_fact, keeps_lines) for one in value)
+        return tuple(_changed(item, change_text, change_fact, keeps_lines) for item in value)
     return value
 
 
@@ -260,8 +260,8 @@ def _lines(
     if failure.as_before and step:
         lines += page.text(step)
     elif not failure.as_before:
-        for words in failure.programs[: limits.programs]:
-            lines += page.text(sentence(words), "cause", most=3)
+        for text in failure.programs[: limits.programs]:
+            lines += page.text(sentence(text), "cause", most=3)
         more = len(failure.programs) - limits.programs
         if more > 0:
             lines += page.text(f"{capital(counted(more, 'more such program'))}.", "quiet")
@@ -283,25 +283,25 @@ def _lines(
 def _last_words(failure: JobFailure, program: str, time: str) -> str:
     if program != "shoal run":
         return f"{_exit_words(failure)} (of this process){time}."
-    words, logs = f"{_exit_words(failure)}{time}.", _logs(failure)
+    text, logs = f"{_exit_words(failure)}{time}.", _logs(failure)
     if not logs:
-        return words
-    return f"{words} {logs}"
+        return text
+    return f"{text} {logs}"
 
 
 def _exit_words(failure: JobFailure) -> str:
     return f"Exit code {failure.exit_code}"
 
 
-def _last_lines(words: str, failure: JobFailure, style: Style) -> list[Line]:
+def _last_lines(text: str, failure: JobFailure, style: Style) -> list[Line]:
     """Return the last line, all of it quiet but the number."""
-    words = shortened(words, (_EDGE_LINES - 1) * style.width, style.dots)
-    before, code, after = words.partition(_exit_words(failure))
-    number = str(failure.exit_code)
+    text = shortened(text, (_EDGE_LINES - 1) * style.width, style.dots)
+    before, code, after = text.partition(_exit_words(failure))
+    exit_code = str(failure.exit_code)
     spans = [
         Span("  "),
-        Span(before + code.removesuffix(number), "quiet"),
-        Span(number if code else ""),
+        Span(before + code.removesuffix(exit_code), "quiet"),
+        Span(exit_code if code else ""),
         Span(after, "quiet"),
     ]
     return wrapped(spans, style.width, 4, is_hard=False)[:_EDGE_LINES]
@@ -327,10 +327,10 @@ def _logs(failure: JobFailure) -> str:
             return f"Log: {logs[0]}"
         return f"Log: {logs[0]} (process {cause.first} was the first)"
     if len(logs) == 2 or (logs and not folder):
-        words = f"Logs: {', '.join(logs[:2])}"
+        text = f"Logs: {', '.join(logs[:2])}"
         if len(logs) > 2:
-            words += f" and {len(logs) - 2} more"
-        return words
+            text += f" and {len(logs) - 2} more"
+        return text
     if not folder:
         return ""
     if len(hosts) > 1:

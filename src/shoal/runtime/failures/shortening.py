@@ -67,10 +67,10 @@ def without_secrets(text: str) -> str:
     text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
     text = _OPTION.sub(_without_value, text)
     parts, end = [], 0
-    for found in _ASSIGNED.finditer(text):  # a value may itself be a name, of the next value
-        if found.start() >= end and _names_secret(found[1]):
-            parts += [text[end : found.start(3)], HIDDEN]
-            end = found.end(3)
+    for match in _ASSIGNED.finditer(text):  # a value may itself be a name, of the next value
+        if match.start() >= end and _names_secret(match[1]):
+            parts += [text[end : match.start(3)], HIDDEN]
+            end = match.end(3)
     return "".join([*parts, text[end:]])
 
 
@@ -166,10 +166,10 @@ def fitting(text: str, start: int, limit: int) -> int:
     if text.isascii():
         return min(len(text), start + max(0, limit))
     used = 0
-    for at in range(start, len(text)):
-        used += _columns(text[at])
+    for index in range(start, len(text)):
+        used += _columns(text[index])
         if used > limit:
-            return at
+            return index
     return len(text)
 
 
@@ -228,17 +228,17 @@ def shortened_log(line: str, limit: int, dots: str = "…") -> str:
     return text
 
 
-def _cut_between_words(text: str, at: int) -> tuple[int, int]:
-    """Return where a beginning of a text ends and where an end of it begins, if cut at about `at`.
+def _cut_between_words(text: str, offset: int) -> tuple[int, int]:
+    """Return where a beginning of a text ends and where an end of it begins.
 
-    A long word is cut, and one at either end of the text.
+    The cut is at about `offset`. A long word is cut, and one at either end of the text.
     """
-    low = max(text.rfind(space, 0, at) for space in " \n") + 1
-    high = min(f"{text} \n".find(space, at) for space in " \n")
+    low = max(text.rfind(space, 0, offset) for space in " \n") + 1
+    high = min(f"{text} \n".find(space, offset) for space in " \n")
     is_short = high - low <= _WORD_LETTERS and low > 0 and high < len(text)
-    if low < at < high and is_short:
+    if low < offset < high and is_short:
         return low, high
-    return at, at
+    return offset, offset
 
 
 def path_end(path: str, limit: int, dots: str = "…") -> str:
@@ -284,12 +284,12 @@ def _beginning_of_names(text: str, limit: int, dots: str, least: int = 0) -> str
     """
     if fits(text, limit):
         return text
-    at = fitting(text, 0, limit - len(dots))
-    end = at
+    most = fitting(text, 0, limit - len(dots))
+    end = most
     while end > 0 and text[end - 1 : end + 1].isalnum():
         end -= 1
-    if end <= least or at - end > _WORD_LETTERS:
-        end = at
+    if end <= least or most - end > _WORD_LETTERS:
+        end = most
     return text[:end] + dots
 
 
@@ -298,7 +298,9 @@ def _common_beginning(texts: Sequence[str]) -> int:
     if len(texts) < 2:
         return 0
     pairs = enumerate(zip(min(texts), max(texts), strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(map(len, texts)))
+    return next(
+        (index for index, (letter, other) in pairs if letter != other), min(map(len, texts))
+    )
 
 
 def source_part(source: str, expression: Sequence[int], limit: int, dots: str = "…") -> str:
@@ -407,9 +409,9 @@ def message_parts(message: str, characters: int | None, *, is_whole: bool) -> Me
 
 def _after_component(text: str, start: int, end: int) -> int:
     """Return where a line ends that is part of a path: `params/dense/`, `['params']`."""
-    found = max(text.rfind("/", start, end), text.rfind("][", start, end))
-    if found > start:
-        return found + 1
+    separator = max(text.rfind("/", start, end), text.rfind("][", start, end))
+    if separator > start:
+        return separator + 1
     return end
 
 
@@ -429,15 +431,15 @@ def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[
     start, room, length = 0, width, len(text.rstrip(" "))
     while (end := fitting(text[:length], start, room)) < length:
         lead = len(text) - len(text[start:].lstrip(" "))
-        at = text.rfind(" ", lead, end + 1)
-        if at < 0 and is_hard:
-            at = max(_after_component(text, start, end), start + 1)
-        elif at < 0:
-            at = text.find(" ", end, length)
-            if at < 0:
+        offset = text.rfind(" ", lead, end + 1)
+        if offset < 0 and is_hard:
+            offset = max(_after_component(text, start, end), start + 1)
+        elif offset < 0:
+            offset = text.find(" ", end, length)
+            if offset < 0:
                 break
-        parts.append((start, max(start, len(text[:at].rstrip(" ")))))
-        start = at + len(text[at:]) - len(text[at:].lstrip(" "))
+        parts.append((start, max(start, len(text[:offset].rstrip(" ")))))
+        start = offset + len(text[offset:]) - len(text[offset:].lstrip(" "))
         room = max(1, width - hanging)
     parts.append((start, length))
     return parts

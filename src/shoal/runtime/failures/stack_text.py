@@ -116,14 +116,14 @@ def threads_of(text: str) -> list[ThreadStack]:
                 is_own = bool(threads) and name.startswith(_OWN_THREAD) and not runs_program
                 threads.append(ThreadStack(name, tuple(reversed(frames)), more, is_own))
             name, frames, more = printable(head[2]), [], 0
-        elif name is not None and (found := _FRAME.fullmatch(line)):
-            file, number, function = found[1], int(found[2]), printable(found[3])
-            source = without_secrets(printable(found[4] or ""))
+        elif name is not None and (match := _FRAME.fullmatch(line)):
+            file, line_number, function = match[1], int(match[2]), printable(match[3])
+            source = without_secrets(printable(match[4] or ""))
             package = package_of(file)
             frames.append(
                 StackLine(
                     file=printable(file),
-                    line=number,
+                    line=line_number,
                     function=function,
                     source=source,
                     package=package,
@@ -180,12 +180,12 @@ def package_of(file: str) -> str:
         return "shoal"
     if file == "<string>":
         return _GENERATED
-    found = _IN_PACKAGES.fullmatch(file)
-    if found:
-        return _first(found[1])
-    found = _IN_PYTHON.fullmatch(file)
-    if found:
-        return _first(found[1] or found[2])
+    match = _IN_PACKAGES.fullmatch(file)
+    if match:
+        return _first(match[1])
+    match = _IN_PYTHON.fullmatch(file)
+    if match:
+        return _first(match[1] or match[2])
     if is_installed(file):
         return "Python"
     return ""
@@ -201,17 +201,17 @@ def _own_modules() -> frozenset[str]:
     import pkgutil
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found, folders = {"__init__.py"}, [(package, "")]
+    paths, folders = {"__init__.py"}, [(package, "")]
     while folders:
         folder, prefix = folders.pop()
         for part in pkgutil.iter_modules([folder]):
             path = f"{prefix}{part.name}"
             if part.ispkg:
-                found.add(f"{path}/__init__.py")
+                paths.add(f"{path}/__init__.py")
                 folders.append((os.path.join(folder, part.name), f"{path}/"))
             else:
-                found.add(f"{path}.py")
-    return frozenset(found)
+                paths.add(f"{path}.py")
+    return frozenset(paths)
 
 
 def counted_frames(packages: Mapping[str, int]) -> str:
@@ -220,7 +220,7 @@ def counted_frames(packages: Mapping[str, int]) -> str:
     >>> counted_frames({"shoal": 4, "queue": 1, "jax": 2})
     '2 frames in jax, 1 in queue, 4 in shoal'
     """
-    counts = sorted(packages.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
+    counts = sorted(packages.items(), key=lambda pair: (pair[0] == "shoal", -pair[1], pair[0]))
     if not counts:
         return ""
     (package, count), *rest = counts

@@ -45,11 +45,11 @@ def stance_text(stance: str, site: str) -> str:
     >>> stance_text(IN_JAX, "train.py:14"), stance_text(IN_PROGRAM, "train.py:14")
     ('in JAX, called at train.py:14', 'at train.py:14')
     """
-    words, verb = _STANDS[stance]
+    phrase, verb = _STANDS[stance]
     if not site and stance not in (LEFT, UNSEEN):
         site = "an unknown place"
     place = f"{verb} at {site}".strip() if site else ""
-    return ", ".join(filter(None, (words, place)))
+    return ", ".join(filter(None, (phrase, place)))
 
 
 def stall_headline(stall: Stall) -> str:
@@ -77,8 +77,8 @@ def waiting_of(group: StalledGroup) -> Waiting:
     processes, waits_for = ProcessSet(group.processes), _WAITS_FOR.get(group.stance, "")
     file, line = split_site(group.site)
     if not file or group.stance == LEFT:
-        words = stance_text(group.stance, group.site)
-        return Waiting(processes=processes, words=words, waits_for=waits_for)
-    words, _ = _STANDS[group.stance]
+        phrase = stance_text(group.stance, group.site)
+        return Waiting(processes=processes, words=phrase, waits_for=waits_for)
+    phrase, _ = _STANDS[group.stance]
     place = CallPlace(file=file, line=line, source=group.source)
-    return Waiting(processes=processes, place=place, words=words, waits_for=waits_for)
+    return Waiting(processes=processes, place=place, words=phrase, waits_for=waits_for)

@@ -1,7 +1,7 @@
 """What a script that joins a job with JAX alone, which shoal does not see, needs of shoal.
 
 `jax.distributed.initialize` talks only to JAX's service. A notification tells the launcher that the
-script did not forget to join, and a splice gets the script through the door of that service.
+script did not forget to join, and a proxy gets the script through the gate of that service.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import time
 from shoal import settings
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.jax_service.keeper_link import PROXIES, HostKeeper, KeeperError, without_proxy
+from shoal.runtime.jax_service.host_agent_link import (
+    PROXIES,
+    HostAgent,
+    HostAgentError,
+    without_proxy,
+)
 from shoal.runtime.wire.connection import connect
 from shoal.runtime.wire.frames import FrameError, split_address
 from shoal.runtime.wire.proof import introduce
@@ -26,31 +31,31 @@ _ANSWER_S = 2.0
 def way_to(jax_service: str) -> str:
     """Return the address at which JAX's client of this process reaches the launcher's service.
 
-    On the loopback the door is open, and for mutual TLS. Else it asks for the token, which a splice
-    of this process proves: it ends with it.
+    On the loopback the gate is open, and for mutual TLS. Else it asks for the token, which a proxy
+    of this process proves; the proxy ends with the process.
 
     Raises:
-      InitializeError: the splice cannot be started, or cannot reach the service.
+      InitializeError: the proxy cannot be started, or cannot reach the service.
     """
     needs_direct = jax_runtime.certificates().need_direct
     if needs_direct or is_loopback(split_address(jax_service)[0]):
         return jax_service
     limit = time.monotonic() + settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S")
-    splice = HostKeeper(settings.text("SHOAL_JOB"))
+    proxy = HostAgent(settings.text("SHOAL_JOB"))
     try:
-        near = splice.begin_splice(settings.text("SHOAL_TOKEN"), jax_service, limit)
-    except KeeperError as error:
-        words = f"jax.distributed.initialize: JAX's service at {jax_service} cannot be reached"
-        raise InitializeError(f"{words}: {error}") from None
+        near = proxy.begin_proxy(settings.text("SHOAL_TOKEN"), jax_service, limit)
+    except HostAgentError as error:
+        problem = f"jax.distributed.initialize: JAX's service at {jax_service} cannot be reached"
+        raise InitializeError(f"{problem}: {error}") from None
     if any(os.environ.get(name) for name in PROXIES):  # JAX warns of variables about proxies
         os.environ.update(without_proxy(split_address(near)[0], os.environ))
     return near
 
 
 def announce() -> None:
-    """Notify the launcher's meeting place, if there is one; wait for its acknowledgement.
+    """Notify the launcher's coordinator, if there is one, and wait for its acknowledgement.
 
-    Only one message of the launcher depends on it, so a meeting place that is gone or does not
+    Only one message of the launcher depends on it, so a coordinator that is gone or does not
     answer is no error.
     """
     address, process = settings.text("SHOAL_COORDINATOR"), settings.text("SHOAL_PROCESS_ID")

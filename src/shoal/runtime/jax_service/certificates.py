@@ -3,9 +3,9 @@
 JAX's client ends its process in C++ if a certificate is missing, is not trusted or names another
 host. So Python's `ssl` connects first, with the same files, and what it finds is an exception.
 
-The client verifies the host by the address it connects to. The splice of a host is 127.0.0.1, which
+The client verifies the host by the address it connects to. The proxy of a host is 127.0.0.1, which
 certificates do not name: without `jax_mtls_peer_uri_prefix` the client connects directly, and the
-loss of the service's host ends the processes again (docs/decisions/keeper.md).
+loss of the service's host ends the processes again (docs/decisions/host-agent.md).
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class Certificates(NamedTuple):
         """
         if not self.options:
             return
-        words = self.problem() or self._try(jax_service, limit)
-        if words:
+        problem = self.problem() or self._try(jax_service, limit)
+        if problem:
             raise InitializeError(
-                f"JAX's service at {jax_service} cannot be joined by TLS: {words}"
+                f"JAX's service at {jax_service} cannot be joined by TLS: {problem}"
             )
 
     def _context(self) -> ssl.SSLContext:
@@ -150,10 +150,10 @@ class Certificates(NamedTuple):
                 socket.create_connection((host, port), timeout=left_s) as sock,
                 context.wrap_socket(sock, server_hostname=host) as tls,
             ):
-                found: Mapping[str, Any] = tls.getpeercert() or {}
-                words = self._misnamed(found.get("subjectAltName", ()), host)
-                if words:
-                    return words
+                certificate: Mapping[str, Any] = tls.getpeercert() or {}
+                problem = self._misnamed(certificate.get("subjectAltName", ()), host)
+                if problem:
+                    return problem
                 # In TLS 1.3 a refusal of this end's certificate comes after the handshake.
                 if not tls.recv(1):
                     return f"the service refused the certificate {CERT}={self.options[CERT]}"

@@ -24,7 +24,7 @@ def may_poll() -> bool:
     return bool(jax.default_backend() != "cpu")
 
 
-def until_now() -> Callable[[], bool]:
+def issued_work() -> Callable[[], bool]:
     """Return a function that tells whether all that was started until now has been computed.
 
     Also what has no array any more: a program may drop its last results, and end while other

@@ -2,7 +2,7 @@
 
 XLA connects devices through JAX's coordination service, so that service must exist and be joined.
 Nothing here ever *waits* upon it: its client cannot be interrupted, and its errors end the process
-in C++. Hence `recoverable` and heartbeats that never time out; the meeting place is responsible
+in C++. Hence `recoverable` and heartbeats that never time out; the coordinator is responsible
 for liveness. JAX is imported inside functions only.
 
 ``python -m shoal.runtime.jax_service.jax_runtime --processes N`` runs the service and prints its
@@ -29,10 +29,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.failures.exception_text import stands
+from shoal.runtime.failures.exception_text import position_in_program
 from shoal.runtime.jax_service.certificates import CERT, MUTUAL_TLS, OPTIONS, Certificates
+from shoal.runtime.jax_service.jax_proxy import JaxGate
 from shoal.runtime.jax_service.service_link import ServiceLink
-from shoal.runtime.jax_service.splice import Door
 from shoal.runtime.system.callsite import site_of
 from shoal.runtime.system.local_devices import (
     chosen_devices,
@@ -128,7 +128,7 @@ class JaxService:
     """JAX's coordination service, run from `start` until `close`, in a process that does no more.
 
     It has no token, so it listens at a Unix socket that this process alone can reach, behind a
-    `splice.Door`.
+    `jax_proxy.JaxGate`.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class JaxService:
     def start(
         self, num_processes: int, token: str, *, host: str = "127.0.0.1", port: int = 0
     ) -> str:
-        """Listen; return the address of the door."""
+        """Listen; return the address of the gate."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, port), family=family, backlog=4096)
         keywords = Certificates.of_environment(os.environ).keywords
@@ -179,7 +179,7 @@ class JaxService:
                 os.rmdir(folder)
         allow_many_connections()
         is_open = is_loopback(host) or not token
-        Door(server, path, token, is_open=is_open, has_tls=bool(keywords)).open()
+        JaxGate(server, path, token, is_open=is_open, has_tls=bool(keywords)).open()
         return address_text(host, server.getsockname()[1])
 
     def close(self) -> None:
@@ -230,8 +230,8 @@ def certificates() -> Certificates:
     """Return JAX's options for mutual TLS."""
     config = getattr(sys.modules.get("jax"), "config", None)
     if config is None or not hasattr(config, CERT):
-        found = Certificates.of_environment(os.environ)
-        return found._replace(is_supported=config is None)
+        given = Certificates.of_environment(os.environ)
+        return given._replace(is_supported=config is None)
     values = {name: getattr(config, name) for name in OPTIONS}
     return Certificates({n: "1" if v is True else str(v) for n, v in values.items() if v})
 
@@ -266,7 +266,7 @@ def attached() -> Attached | None:
     return Attached(state.process_id, state.num_processes, state.coordinator_address or "")
 
 
-def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
+def wait_for_others(issued_work: Callable[[], Callable[[], bool]]) -> None:
     """Wait until all processes of a job that this one joined through JAX alone have ended.
 
     JAX's own service disconnects all clients together. With shoal's (`recoverable`), each client
@@ -275,7 +275,7 @@ def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
     failed.
 
     Args:
-      work_until_now: returns a function that returns whether this process's devices have finished
+      issued_work: returns a function that returns whether this process's devices have finished
         what was started until now. Until then its client stays, because without it they cannot
         connect to other devices.
     """
@@ -288,7 +288,7 @@ def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
     client = distributed.global_state.client
     is_over = threading.Event()
     signals: list[int] = []  # no Event: its lock may be held where the handler interrupts
-    is_done = work_until_now()
+    is_done = issued_work()
 
     def wait() -> None:
         limit = time.monotonic() + _END_S
@@ -511,9 +511,9 @@ def use_loopback(is_on_one_host: bool | None) -> None:
         if is_on_one_host:
             return make(*arguments, **options, hostname="127.0.0.1")
         if not options.get("hostname"):
-            words = why_unresolved()
-            if words:
-                raise OSError(f"{words}; {ADVICE}")
+            problem = why_unresolved()
+            if problem:
+                raise OSError(f"{problem}; {ADVICE}")
         return make(*arguments, **options)
 
     connect.shoal_wraps = make  # type: ignore[attr-defined]
@@ -724,7 +724,7 @@ def _plugins() -> Iterator[str]:
         for place in (spec and spec.submodule_search_locations) or ():
             yield place
             if name == "jax_plugins":  # a namespace, to which each plugin adds a package
-                yield from (one.path for one in os.scandir(place) if one.is_dir())
+                yield from (entry.path for entry in os.scandir(place) if entry.is_dir())
 
 
 def _reason(error: OSError) -> str:
@@ -776,15 +776,15 @@ class _CompileCache:
             f"{type(error).__name__}: {error}"
         )
 
-    def _say(self, words: str) -> None:
+    def _say(self, message: str) -> None:
         """Log a line, once; it is most likely the same on all processes."""
         from jax._src import distributed
 
-        kind = words.partition(":")[0]
+        kind = message.partition(":")[0]
         if kind not in self._said:
             self._said.add(kind)
             level = logging.INFO if distributed.global_state.process_id else logging.WARNING
-            _LOG.log(level, "%s", words)
+            _LOG.log(level, "%s", message)
 
 
 _ALONE = ("cpu", "tpu")  # platforms on which each process compiles by itself
@@ -804,7 +804,7 @@ def _hook(cache: _CompileCache) -> None:
     from jax._src import compilation_cache, compiler
 
     load, write = compilation_cache.get_executable_and_time, compiler._cache_write
-    own_load, own_write = (getattr(one, "shoal_wraps", one) for one in (load, write))
+    own_load, own_write = (getattr(function, "shoal_wraps", function) for function in (load, write))
 
     def is_used() -> bool:
         is_ours = compilation_cache._cache is cache
@@ -915,7 +915,7 @@ def _note(
         frame = frame.f_back
     if is_own_file(frame.f_code.co_filename):
         return
-    site = stands(frame) or site_of(frame, frame.f_lineno)
+    site = position_in_program(frame) or site_of(frame, frame.f_lineno)
     # To print large constants takes as long as to compile.
     text = computation.operation.get_asm(
         enable_debug_info=False, binary=True, large_elements_limit=MOST_LARGE
@@ -978,14 +978,14 @@ def serve_unmodified_scripts(
 
     def detect_with_decoy(*arguments: Any, **options: Any) -> Any:
         on_initialize()
-        found = detect(*arguments, **options)
-        address = found[0]
-        if found[0] == os.environ.get("SHOAL_JAX_SERVICE"):
+        detected = detect(*arguments, **options)
+        address = detected[0]
+        if detected[0] == os.environ.get("SHOAL_JAX_SERVICE"):
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", _DECOY)
-            found = (way_to(str(found[0])), *found[1:])
+            detected = (way_to(str(detected[0])), *detected[1:])
             stay_until_teardown()
         use_loopback(is_loopback(str(address).rpartition(":")[0].strip("[]")))
-        return found
+        return detected
 
     clusters.ClusterEnv.auto_detect_unset_distributed_params = detect_with_decoy
 
@@ -997,7 +997,7 @@ _DECOY = "127.0.0.1:0"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service until stdin closes; first print its address, as one line of JSON.
 
-    A line on stdin, `{"meeting_place": "127.0.0.1:43211"}`, gives the meeting place to report to.
+    A line on stdin, `{"coordinator": "127.0.0.1:43211"}`, gives the coordinator to report to.
     """
     parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_service.jax_runtime")
     parser.add_argument("--job", default="")

@@ -1,4 +1,4 @@
-"""Let the meeting place monitor a service that all processes need."""
+"""Let the coordinator monitor a service that all processes need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BYE = pack_frame({"do": "bye"})
 
 
 class ServiceLink:
-    """A connection to the meeting place. If it ends without a BYE, the service is lost.
+    """A connection to the coordinator. If it ends without a BYE, the service is lost.
 
     Uses one thread, which has nothing else to do: the one that waits for the service's own end.
     """
@@ -37,9 +37,9 @@ class ServiceLink:
         self._channel: Channel | None = None
         self._heartbeat_s = math.inf
 
-    def open(self, meeting_place: str) -> None:
-        """Register this service with the meeting place. A meeting place that is gone is ignored."""
-        host, port = split_address(meeting_place)
+    def open(self, coordinator: str) -> None:
+        """Register this service with the coordinator. A coordinator that is gone is ignored."""
+        host, port = split_address(coordinator)
         limit = time.monotonic() + _ANSWER_S
         with contextlib.suppress(OSError, FrameError):
             sock_address = (_reachable(host), port)
@@ -65,12 +65,12 @@ class ServiceLink:
         }
 
     def stay(self, file: int) -> None:
-        """Wait until a pipe closes; a line of JSON on it gives the `meeting_place` address."""
+        """Wait until a pipe closes; a line of JSON on it gives the coordinator's address."""
         received = b""
         while self.wait(file) and (data := os.read(file, 4096)):
             received += data
             if received.endswith(b"\n"):
-                self.open(json.loads(received)["meeting_place"])
+                self.open(json.loads(received)["coordinator"])
                 received = b""
         self.close()
 
@@ -97,7 +97,7 @@ class ServiceLink:
                 while True:
                     channel.receive(time.monotonic())
         except (OSError, FrameError):
-            self._channel = None  # the meeting place is gone; the service is still needed
+            self._channel = None  # the coordinator is gone; the service is still needed
             channel.close()
 
     def close(self) -> None:

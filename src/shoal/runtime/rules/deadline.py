@@ -19,9 +19,9 @@ class Allowance(float):
 
     def __new__(cls, value: float, given_s: float) -> Allowance:
         """Create an allowance of `value` seconds, the rest of `given_s`."""
-        one = super().__new__(cls, value)
-        one.given_s = given_s
-        return one
+        allowance = super().__new__(cls, value)
+        allowance.given_s = given_s
+        return allowance
 
 
 def given_s(timeout_s: float) -> float:

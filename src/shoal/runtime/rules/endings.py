@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting_answers import EndsCompared
-from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
+from shoal.runtime.rules.record_marks import Found, LatestMarks, RecordMarks
 
 To = TypeVar("To", bound=Hashable)
 
@@ -29,7 +29,7 @@ class _WaitingToLeave(NamedTuple, Generic[To]):
 
     to: To
     ticket: int
-    trails: Sequence[TrailMarks]
+    call_records: Sequence[RecordMarks]
 
 
 class Endings(Generic[To]):
@@ -47,14 +47,16 @@ class Endings(Generic[To]):
         self._before_loss: list[Found] | None = None  # the differences known then; None: no loss
 
     def end(
-        self, now: float, process: int, trails: Sequence[TrailMarks], to: To, ticket: int
+        self, now: float, process: int, call_records: Sequence[RecordMarks], to: To, ticket: int
     ) -> None:
-        """Take the trails of a process whose program has ended."""
-        for one in trails:
-            if one.lane == "main":
-                last_mark = one.marks.rpartition(" ")[2]
-                self._main_lines.setdefault(one.group, set()).add((one.base, last_mark))
-        self._waiting[process] = _WaitingToLeave(to, ticket, trails)
+        """Take the call records of a process whose program has ended."""
+        for call_record in call_records:
+            if call_record.lane == "main":
+                last_mark = call_record.marks.rpartition(" ")[2]
+                self._main_lines.setdefault(call_record.group, set()).add(
+                    (call_record.base, last_mark)
+                )
+        self._waiting[process] = _WaitingToLeave(to, ticket, call_records)
         self._running.discard(process)
         self.deadline = min(self.deadline, now + WAIT_S)
 
@@ -81,15 +83,17 @@ class Endings(Generic[To]):
             # To compare each mark would take seconds in a job of 10,000.
             is_alike = all(len(ends) == 1 for ends in self._main_lines.values())
             is_even = is_alike and not self._running
-            for process, one in waiting.items():
-                trails = (t for t in one.trails if t.lane != "main" or not is_even)
-                new += filter(None, [marks.receive(process, trail) for trail in trails])
+            for process, ending in waiting.items():
+                call_records = (t for t in ending.call_records if t.lane != "main" or not is_even)
+                new += filter(
+                    None, [marks.receive(process, call_record) for call_record in call_records]
+                )
             known = [*marks.found.values()]
-        of_all = [found for found in known if found.group is None]
+        of_all = [difference for difference in known if difference.group is None]
         of_some: dict[int, list[Found]] = {}
-        for found in known:
-            for process in found.group or ():
-                of_some.setdefault(process, of_all[:]).append(found)
+        for difference in known:
+            for process in difference.group or ():
+                of_some.setdefault(process, of_all[:]).append(difference)
         same = EndsCompared(of_all)  # one object, which is sent to most
         return new, [
             Reply(to, ticket, EndsCompared(of_some[process]) if process in of_some else same)

@@ -157,7 +157,7 @@ def _around(text: str, index: int) -> str:
     """
     fields = text[:index].split(BETWEEN)[:-1]
     if fields:
-        shown = [one if len(one) <= _BEFORE else f"...{one[-_BEFORE:]}" for one in fields]
+        shown = [field if len(field) <= _BEFORE else f"...{field[-_BEFORE:]}" for field in fields]
         start = sum(map(len, fields)) + len(fields)
         return BETWEEN.join([*shown, _around(text[start:], index - start)])
     begin = 0 if index < _WIDTH * 3 // 4 else index - _WIDTH // 3

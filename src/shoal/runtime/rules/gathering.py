@@ -15,13 +15,13 @@ from shoal.runtime.rules.meeting_answers import (
     FailingSince,
     MeetingSide,
     Outcome,
+    RecordsApart,
     SidesDiffer,
-    TrailsApart,
     WaitCycle,
     group_text,
 )
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail_marks import SharedMarks, trail_versions, trails_differ
+from shoal.runtime.rules.record_marks import SharedMarks, record_versions, records_differ
 
 To = TypeVar("To", bound=Hashable)
 
@@ -86,7 +86,7 @@ class Gathering(Generic[To]):
         self.deadline = math.inf
         self.limit = (-1, math.inf)  # the process with that deadline, and its time-out in seconds
         self.reported: tuple[str, ...] = ()  # places at which a process has logged its long wait
-        self.marks = SharedMarks()  # the marks of the trails of other lanes
+        self.marks = SharedMarks()  # the marks of the call records of other lanes
         self.stack_request: int | None = None  # past the deadline: the ticket of the stack request
 
     def expects(self, process: int) -> bool:
@@ -175,24 +175,26 @@ def compared_fields(point: Point) -> tuple[object, ...]:
 
 def differ(one: Point, other: Point) -> bool:
     """Return whether two arrivals at one gathering differ."""
-    return compared_fields(one) != compared_fields(other) or trails_differ(one.trail, other.trail)
+    return compared_fields(one) != compared_fields(other) or records_differ(
+        one.call_record, other.call_record
+    )
 
 
 def divergence(
     points: Mapping[int, Point], since: FailingSince | None
-) -> SidesDiffer | TrailsApart:
+) -> SidesDiffer | RecordsApart:
     """Group the arrivals by their point; the first arrival of each side represents it.
 
     Args:
       points: where each process has arrived.
       since: see `SidesDiffer`.
 
-    The answer is sent at the first arrival that differs, so there are two sides. If trails differ,
-    the answer is about them: the earlier calls are the cause.
+    The answer is sent at the first arrival that differs, so there are two sides. If call records
+    differ, the answer is about them: the earlier calls are the cause.
     """
-    found = trail_versions(points.items())
-    if found:
-        return TrailsApart(found)
+    versions = record_versions(points.items())
+    if versions:
+        return RecordsApart(versions)
     sides: dict[tuple[object, ...], tuple[Point, list[int]]] = {}
     for process, point in points.items():
         sides.setdefault(compared_fields(point), (point, []))[1].append(process)
@@ -380,7 +382,9 @@ class OpenGatherings(Generic[To]):
         if not self._unsettled:  # nearly always
             return
         lines = [line for line in self._unsettled.values() if line.lane == met.line.lane]
-        for line in [one for one in lines if all(p in members for p in one.members)]:
+        for line in [
+            candidate for candidate in lines if all(p in members for p in candidate.members)
+        ]:
             for gathering in tuple(line.gatherings):
                 if not _is_before(gathering, met):
                     continue
@@ -394,7 +398,7 @@ class OpenGatherings(Generic[To]):
     def end_lane(self, lane: str) -> None:
         """Drop the lines of a lane in which a process makes no more calls, once nothing is owed."""
         lines = [line for line in self._lines.values() if line.lane == lane]
-        for line in [one for one in lines if not one.gatherings]:
+        for line in [candidate for candidate in lines if not candidate.gatherings]:
             del self._lines[line.key]
             self._unsettled.pop(line.key, None)
 

@@ -70,12 +70,12 @@ def refusal_of_row(row: object) -> Refusal:
     kinds = [str, str, str, list, list, int, float, int, list, list, bool]
     if not isinstance(row, list) or [*map(type, row)] != kinds:
         raise FrameError("a message holds no refusal")
-    found = Refusal(*row)
-    return found._replace(
-        missing=_processes(found.missing),
-        here=_processes(found.here),
-        strangers=strangers_of(found.strangers),
-        problems=tuple(map(_problem_of, found.problems)),
+    refusal = Refusal(*row)
+    return refusal._replace(
+        missing=_processes(refusal.missing),
+        here=_processes(refusal.here),
+        strangers=strangers_of(refusal.strangers),
+        problems=tuple(map(_problem_of, refusal.problems)),
     )
 
 
@@ -96,10 +96,10 @@ def _problem_of(row: object) -> WrongHello:
 
 
 def _processes(row: Iterable[int]) -> tuple[int, ...]:
-    found = tuple(row)
-    if not all(type(process) is int for process in found):
+    processes = tuple(row)
+    if not all(type(process) is int for process in processes):
         raise FrameError("a refusal lists invalid processes")
-    return found
+    return processes
 
 
 class Hello(NamedTuple):
@@ -114,7 +114,7 @@ class Hello(NamedTuple):
     versions: str  # of shoal and JAX, as text; all must be equal
     jax_service: str  # host:port of JAX's service, if this process knows it
     timeout_s: float
-    host_id: str = ""  # equal for processes that one keeper can watch; empty: unknown
+    host_id: str = ""  # equal for processes that one host agent can watch; empty: unknown
     given_s: float = 0.0  # of which `timeout_s` was left after connecting; 0: unknown
 
     def __str__(self) -> str:
@@ -223,8 +223,8 @@ class Joining(Generic[To]):
             for process in range(self.num_processes)
         ]
         for process, hello in self._here.items():
-            words = "waits for all to join"
-            states[process] = Member(process, hello.host, "here", words, pid=hello.pid)
+            activity = "waits for all to join"
+            states[process] = Member(process, hello.host, "here", activity, pid=hello.pid)
         return tuple(states)
 
     def is_finished(self, now: float) -> bool:

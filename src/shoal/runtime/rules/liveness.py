@@ -5,7 +5,7 @@ gives no heartbeat for many seconds. So a process that was silent for `lost_afte
 and *lost* only if it is known to be stopped; otherwise it is lost after `silent_lost_after_s`.
 
 Silence is counted in the time during which the counting process itself ran (`RunningClock`): a
-meeting place that was stopped, or whose laptop slept, must not declare every process dead.
+coordinator that was stopped, or whose laptop slept, must not declare every process dead.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Liveness(Generic[Key]):
     def states(
         self, now: float, of: Collection[Key], *, stopped: Collection[Key], ended: Collection[Key]
     ) -> None:
-        """Take a keeper's report on the processes `of`: those that are stopped or have ended."""
+        """Take a host agent's report on the processes `of`: which are stopped or have ended."""
         for key in of:
             quiet = self._quiet.get(key)
             if quiet is None and key not in self._beats:
@@ -203,8 +203,8 @@ class Liveness(Generic[Key]):
         silence = f"silent for {silent_s:.0f} s"
         if now >= quiet.since + self._limit_s(key):
             is_stopped = key in self._stopped
-            words = f"stopped (SIGSTOP?), {silence}" if is_stopped else silence
-            return LivenessVerdict(key, "lost", words, silent_s)
+            reason = f"stopped (SIGSTOP?), {silence}" if is_stopped else silence
+            return LivenessVerdict(key, "lost", reason, silent_s)
         if quiet.is_named or now < quiet.since + self._limits.lost_after_s:
             return None
         quiet.is_named = True

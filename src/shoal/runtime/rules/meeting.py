@@ -1,6 +1,6 @@
 """The rules of meeting, as a pure state machine: no socket, no thread, no clock.
 
-`meeting_place` drives it from a socket loop and `in_process` under a lock, so both obey one set of
+`coordinator` drives it from a socket loop and `in_process` under a lock, so both obey one set of
 rules. Every method takes the time and returns the replies that are now due.
 
 The n-th arrival of each process in a *line* (a group and a lane) is one *gathering*. Arrivals are
@@ -9,7 +9,8 @@ stays in its line until every living member has arrived and was answered. One an
 to all, hence all or none.
 
 A point of *survivors* does not wait for lost processes. There the remaining processes start again
-after a loss, each from another place of the program: earlier failures are no longer owed.
+after a loss, each from another place of the program: a process is no longer answered with a failure
+from before the loss.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from shoal.runtime.rules.meeting_answers import (
     CallLeft,
     Loss,
     Outcome,
+    RecordsApart,
     StacksHeard,
     StillMissing,
     SurvivorsMet,
     TooLate,
-    TrailsApart,
 )
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Departure, Point
+from shoal.runtime.rules.record_marks import UNKNOWN
 from shoal.runtime.rules.roster import Record, Roster
-from shoal.runtime.rules.trail_marks import UNKNOWN
 from shoal.runtime.wire.frames import FrameError
 
 To = TypeVar("To", bound=Hashable)
@@ -98,11 +99,11 @@ class Meeting(Roster[To]):
         record = self._records[process]
         record.count_arrival(point, step)
         if process in self._gone:
-            return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
+            return [Reply(to, ticket, self._losses.gone_answer(self._all_processes, process))]
         gathering, answer, replies = self._next_gathering(now, process, point)
         line = gathering.line
         if point.survivors and self._has_lost(process):
-            point = point._replace(trail=UNKNOWN)  # a loss may have ended its calls anywhere
+            point = point._replace(call_record=UNKNOWN)  # a loss may have ended its calls anywhere
         if answer is not None:
             record.note_met(now, point)
             return [*replies, Reply(to, ticket, answer)]
@@ -181,7 +182,7 @@ class Meeting(Roster[To]):
                 if gathering.survivors:
                     replies += self._do_without(now, process, gathering)
                 elif not (state == "left" and process in gathering.arrived):
-                    replies += self._finish(now, gathering, self._losses.answer(line.members))
+                    replies += self._finish(now, gathering, self._losses.gone_answer(line.members))
         for stack_request in self._stack_requests.forget(process):
             replies += self._answered(now, stack_request)
         return replies
@@ -291,7 +292,7 @@ class Meeting(Roster[To]):
         if record.acknowledged < len(self._losses.services):
             return self._losses.service_answer()
         if any(process in self._gone for process in members):
-            return self._losses.answer(members)
+            return self._losses.gone_answer(members)
         return CallLeft(record.index, left.words)
 
     def _judge(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
@@ -303,13 +304,13 @@ class Meeting(Roster[To]):
             if self._records[process].acknowledged < len(self._losses.services):
                 return self._finish(now, gathering, self._losses.service_answer())
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
-                return self._finish(now, gathering, self._losses.answer(line.members))
+                return self._finish(now, gathering, self._losses.gone_answer(line.members))
         if mine is not first and differ(mine, first):
             return self._finish(now, gathering, divergence(gathering.points, line.failing))
-        if "\n" in mine.trail:
-            found = gathering.marks.add(process, mine.trail)
-            if found:
-                return self._finish(now, gathering, TrailsApart(found))
+        if "\n" in mine.call_record:
+            versions = gathering.marks.add(process, mine.call_record)
+            if versions:
+                return self._finish(now, gathering, RecordsApart(versions))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._lines.open_in(line.lane)
@@ -367,7 +368,7 @@ class Meeting(Roster[To]):
         wait = gathering.arrived.pop(process, None)
         if wait is not None:
             self._records[process].blocked.pop(gathering.line.lane, None)
-            replies.append(Reply(wait.to, wait.ticket, self._losses.answer((process,))))
+            replies.append(Reply(wait.to, wait.ticket, self._losses.gone_answer((process,))))
         if not gathering.arrived:
             return replies + self._finish(now, gathering, SurvivorsMet())
         if self._is_complete(gathering):
@@ -421,23 +422,23 @@ class Meeting(Roster[To]):
         self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]
     ) -> TooLate:
         by, timeout_s = gathering.limit
-        at = next(iter(gathering.arrived.values())).point.place
+        place = next(iter(gathering.arrived.values())).point.place
         shown = [(process, text[:_STACK_CHARACTERS]) for process, text in stacks.items()]
         since = gathering.line.failing
         return TooLate(
             waiting=self._missing(gathering, now),
             by=by,
             timeout_s=given_s(timeout_s),
-            at=at,
+            at=place,
             stacks=shown,
             since=since,
         )
 
     def _missing(self, gathering: Gathering[To], now: float) -> StillMissing:
         missing = gathering.missing(self._gone)
-        words = [(p, self._records[p].last_words(now)) for p in missing[:_WORDS]]
-        at = [(p, self._records[p].whereabouts(now)) for p in missing[:_WORDS]]
-        return StillMissing(missing, words, at)
+        last_words = [(p, self._records[p].last_words(now)) for p in missing[:_WORDS]]
+        last_calls = [(p, self._records[p].last_call(now)) for p in missing[:_WORDS]]
+        return StillMissing(missing, last_words, last_calls)
 
 
 # ---- Stack requests under way: which processes have yet to answer. Pure rules.

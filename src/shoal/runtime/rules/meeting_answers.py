@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from shoal.runtime.rules.point import Departure, Fingerprint, Member, Point
 from shoal.runtime.rules.programs import Differences
+from shoal.runtime.rules.record_marks import Found, RecordVersion, RecordVersions
 from shoal.runtime.rules.requested_saves import SaveState
-from shoal.runtime.rules.trail_marks import Found, TrailVersion, TrailVersions
 from shoal.runtime.wire.frames import FrameError
 
 Facts: TypeAlias = dict[str, Any]
@@ -64,8 +64,8 @@ class MeetingSide(NamedTuple):
         name, operation, site = (
             text[:MOST_TEXT] for text in (name or point.name, point.operation, point.site)
         )
-        found = point.fingerprint and point.fingerprint.cut(MOST_TEXT)
-        return cls(name, operation, site, processes, found)
+        fingerprint = point.fingerprint and point.fingerprint.cut(MOST_TEXT)
+        return cls(name, operation, site, processes, fingerprint)
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> MeetingSide:
@@ -106,10 +106,10 @@ class SidesDiffer(NamedTuple):
         return {"sides": _rows(self.sides), **_since(self.since)}
 
 
-class TrailsApart(NamedTuple):
+class RecordsApart(NamedTuple):
     """Processes differ in earlier calls, which sent nothing."""
 
-    found: TrailVersions
+    found: RecordVersions
 
     kind: Literal["diverged"] = "diverged"
     is_success: Literal[False] = False
@@ -159,21 +159,21 @@ class StillMissing(NamedTuple):
 
     missing: Sequence[int]
     words: Sequence[tuple[int, str]]  # of the first of them: process, its last words
-    at: Sequence[tuple[int, Facts]] = ()  # of these: see `Record.whereabouts`
+    at: Sequence[tuple[int, Facts]] = ()  # of these: see `Record.last_call`
 
     kind: Literal["waiting"] = "waiting"
 
     @property
     def facts(self) -> Facts:
         """Return the facts as sent."""
-        at = {"where": _rows(self.at)} if self.at else {}
-        return {"missing": [*self.missing], "words": _rows(self.words), **at}
+        last_calls = {"where": _rows(self.at)} if self.at else {}
+        return {"missing": [*self.missing], "words": _rows(self.words), **last_calls}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> StillMissing:
         """Undo `facts`."""
-        at = _pairs(facts["where"]) if "where" in facts else ()
-        return cls(facts["missing"], _pairs(facts["words"]), at)
+        last_calls = _pairs(facts["where"]) if "where" in facts else ()
+        return cls(facts["missing"], _pairs(facts["words"]), last_calls)
 
 
 class TooLate(NamedTuple):
@@ -325,7 +325,7 @@ class ReportAsked(NamedTuple):
 
 Success: TypeAlias = AllMet | SurvivorsMet
 Loss: TypeAlias = ProcessesGone | ServicesLost
-Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
+Divergence: TypeAlias = SidesDiffer | RecordsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
 Known: TypeAlias = (
@@ -342,14 +342,14 @@ def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
     """
     match kind:
         case "live":
-            rows = [(process, state, words) for process, state, words in facts["gone"]]
+            rows = [(process, state, reason) for process, state, reason in facts["gone"]]
             return SurvivorsMet(facts["alive"], rows, _pairs(facts["services"]))
         case "diverged":
             return _divergence_of(facts)
         case "deadline":
-            by, timeout_s, at = facts["by"], facts["timeout_s"], facts["at"]
+            by, timeout_s, place = facts["by"], facts["timeout_s"], facts["at"]
             waiting, stacks = StillMissing.of(facts), _pairs(facts["stacks"])
-            return TooLate(waiting, by, timeout_s, at, stacks, since=_since_of(facts))
+            return TooLate(waiting, by, timeout_s, place, stacks, since=_since_of(facts))
         case "abandoned":
             return CallLeft(facts["process"], facts["words"])
         case "lost" | "failed":
@@ -362,8 +362,8 @@ def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
 
 def _divergence_of(facts: Mapping[str, Any]) -> Divergence:
     if "trails" in facts:
-        versions = [TrailVersion(*row) for row in facts["trails"]]
-        return TrailsApart(TrailVersions(versions, facts.get("lane")))
+        versions = [RecordVersion(*row) for row in facts["trails"]]
+        return RecordsApart(RecordVersions(versions, facts.get("lane")))
     if "circle" in facts:
         rows = facts["circle"]
         return WaitCycle([CycleSide(MeetingSide.of_row(side), *rest) for side, *rest in rows])

@@ -1,4 +1,4 @@
-"""Messages between members and the meeting place: headers, and parsers, which raise FrameError."""
+"""Messages between members and the coordinator: headers, and parsers, which raise FrameError."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Departure, Fingerprint, Point
 from shoal.runtime.rules.programs import Noted, noted_of
+from shoal.runtime.rules.record_marks import RecordMarks
 from shoal.runtime.rules.requested_saves import (
     ANSWERED,
     BY_STEPS,
@@ -28,7 +29,6 @@ from shoal.runtime.rules.stopping import (
     Stopped,
     StopReport,
 )
-from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -95,8 +95,8 @@ def departure_of(frame: Frame) -> Departure:
     """Parse how a process has left the job."""
     header = {"state": "lost", "how": "", "why": "", **frame.header}
     state, how, why = (text_field(header, name) for name in ("state", "how", "why"))
-    words = frame.body.decode(errors="replace")
-    return Departure(words, state, how, why, follows=bool(header.get("follows")))
+    message = frame.body.decode(errors="replace")
+    return Departure(message, state, how, why, follows=bool(header.get("follows")))
 
 
 def failed_of(frame: Frame) -> tuple[Departure, str]:
@@ -108,25 +108,25 @@ def failed_of(frame: Frame) -> tuple[Departure, str]:
     how, end = text_field(header, "how"), text_field(header, "end")
     if len(end) > MOST_END:
         raise FrameError("field 'end' is too long")
-    words = frame.body.decode(errors="replace")
-    return Departure(words, how=how[:_MOST_TEXT], follows=bool(header.get("follows"))), end
+    message = frame.body.decode(errors="replace")
+    return Departure(message, how=how[:_MOST_TEXT], follows=bool(header.get("follows"))), end
 
 
-def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:
-    """Parse the trails in a heartbeat of `process`, in a job of `count`."""
+def records_of(header: Mapping[str, Any], process: int, count: int) -> list[RecordMarks]:
+    """Parse the call records in a heartbeat of `process`, in a job of `count`."""
     rows = header.get("trails", [])
     if not isinstance(rows, list):
         raise FrameError("field 'trails' is not a list")
-    trails = []
+    call_records = []
     for row in rows:
-        if not isinstance(row, list) or len(row) != len(TrailMarks._fields):
-            raise FrameError("field 'trails' holds an invalid trail")
+        if not isinstance(row, list) or len(row) != len(RecordMarks._fields):
+            raise FrameError("field 'trails' holds an invalid call record")
         group, *texts = row
         if not all(type(text) is str for text in texts):
             raise FrameError("field 'trails' lacks a required text")
         members = None if group is None else _group(group, process, count)
-        trails.append(TrailMarks(members, *texts))
-    return trails
+        call_records.append(RecordMarks(members, *texts))
+    return call_records
 
 
 def programs_of(header: Mapping[str, Any], process: int, count: int) -> list[Noted]:
@@ -134,9 +134,9 @@ def programs_of(header: Mapping[str, Any], process: int, count: int) -> list[Not
     return noted_of(header, lambda members: _group(members, process, count))
 
 
-def ended_of(frame: Frame, process: int, count: int) -> list[TrailMarks]:
-    """Parse the trails of `process`, whose program has ended, in a job of `count`."""
-    return trails_of({"trails": body_value(frame)}, process, count)
+def ended_of(frame: Frame, process: int, count: int) -> list[RecordMarks]:
+    """Parse the call records of `process`, whose program has ended, in a job of `count`."""
+    return records_of({"trails": body_value(frame)}, process, count)
 
 
 class Arrival(NamedTuple):
@@ -200,8 +200,8 @@ def abandoned_of(frame: Frame, process: int, count: int) -> Abandoned:
     )
     if not (0 <= arrivals <= sent and number > 0):
         raise FrameError("an abandoned call with impossible counts")
-    words = frame.body.decode(errors="replace")[:_MOST_TEXT]
-    return Abandoned(point, arrivals, sent, number, words)
+    message = frame.body.decode(errors="replace")[:_MOST_TEXT]
+    return Abandoned(point, arrivals, sent, number, message)
 
 
 def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
@@ -209,7 +209,7 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     if not isinstance(row, list) or len(row) != len(Point._fields):
         raise FrameError("field 'point' is not a point")
     point = Point(*row)
-    for text in (point.name, point.lane, point.operation, point.site, point.trail):
+    for text in (point.name, point.lane, point.operation, point.site, point.call_record):
         if type(text) is not str:
             raise FrameError("field 'point' lacks a required text")
     if type(point.survivors) is not bool or type(point.follows) is not bool:
@@ -284,8 +284,8 @@ def stop_report_of(frame: Frame) -> StopReport:
         if stopped.kept not in (NOTHING, EARLIER, LAST):
             raise FrameError("field 'stopped' is not what a program leaves behind")
     highest_save = whole_field(header, "highest_save") if "highest_save" in header else -1
-    number, has_saved = whole_field(header, "round"), bool(header.get("saved"))
-    return StopReport(number, highest, has_saved, stopped, highest_save)
+    round_number, has_saved = whole_field(header, "round"), bool(header.get("saved"))
+    return StopReport(round_number, highest, has_saved, stopped, highest_save)
 
 
 def stop_agreement_of(frame: Frame) -> StopAgreement:

@@ -64,7 +64,7 @@ class Point(NamedTuple):
     site: str = ""  # the call site, "train.py:31 (main)"; shown, never compared
     survivors: bool = False  # lost processes are not waited for; else a loss is an error
     follows: bool = False  # a later point of the process's current call; else it begins one
-    trail: str = ""  # of the calls before it, see `trail`; filled in by coordinators
+    call_record: str = ""  # of the calls before it, see `call_record`; filled in by job clients
     fingerprint: Fingerprint | None = None  # None: the operation has nothing else to compare
 
     @property
@@ -152,9 +152,9 @@ class Departure(NamedTuple):
         return self.state == "left" and self.how != "exited"
 
 
-def aged(words: str, ending: str, seconds: float) -> str:
+def aged(text: str, ending: str, seconds: float) -> str:
     """Return last words with their age; `ending`: `AGO` or `LASTING`."""
-    return words + ending.format(f"{seconds:.1f}")
+    return text + ending.format(f"{seconds:.1f}")
 
 
 def without_age(member: Member) -> tuple[str, str]:

@@ -57,8 +57,8 @@ class Noted(NamedTuple):
 def noted_rows(noted: Iterable[Noted]) -> list[list[Any]]:
     """Return notes as a heartbeat carries them."""
     return [
-        [one.owners, one.met, one.total, [[*program, met] for program, met in one.programs]]
-        for one in noted
+        [note.owners, note.met, note.total, [[*program, met] for program, met in note.programs]]
+        for note in noted
     ]
 
 
@@ -82,10 +82,10 @@ def _noted_of(row: object, group_of: Callable[[object], tuple[int, ...] | None])
         raise FrameError("field 'programs' holds an invalid note")
     owners, met, total, rows = row
     programs = []
-    for one in rows:
-        if not isinstance(one, list) or not one or type(one[-1]) is not int:
+    for fields in rows:
+        if not isinstance(fields, list) or not fields or type(fields[-1]) is not int:
             raise FrameError("field 'programs' holds an invalid program")
-        programs.append((_program_of(one[:-1]), one[-1]))
+        programs.append((_program_of(fields[:-1]), fields[-1]))
     return Noted(None if owners is None else group_of(owners), met, total, programs)
 
 
@@ -113,9 +113,9 @@ class Differences(NamedTuple):
         shown = tuple(dict.fromkeys([*self.shown, *later.shown]))
         return _first_of(shown, max(self.left_out, later.left_out))
 
-    def most(self, number: int) -> Differences:
+    def most(self, count: int) -> Differences:
         """Return the first ones."""
-        return _first_of(self.shown, self.left_out, most=number)
+        return _first_of(self.shown, self.left_out, most=count)
 
 
 def _first_of(
@@ -210,7 +210,7 @@ class ProgramSets:
 
     def receive(self, process: int, noted: Iterable[Noted]) -> bool:
         """Take the notes of a process; return whether a difference counts from now on."""
-        return bool(sum(self._receive(process, one) for one in noted))
+        return bool(sum(self._receive(process, note) for note in noted))
 
     def _receive(self, process: int, noted: Noted) -> bool:
         owners = noted.owners
@@ -220,7 +220,7 @@ class ProgramSets:
         for program, met in noted.programs:
             report.received += 1
             self._add(process, owners, known, program, met)
-        return self._judge(owners, [one for one in known.values() if not one.counts])
+        return self._judge(owners, [entry for entry in known.values() if not entry.counts])
 
     def _add(
         self,
@@ -235,10 +235,10 @@ class ProgramSets:
             if sum(map(len, self._known.values())) >= _MOST_KNOWN:
                 return
             known[program.digest] = _Partial(program, met)
-        one = known[program.digest]
-        one.have.add(process)
-        one.met = min(one.met, met)
-        if len(one.have) == len(owners or self._all):
+        entry = known[program.digest]
+        entry.have.add(process)
+        entry.met = min(entry.met, met)
+        if len(entry.have) == len(owners or self._all):
             del known[program.digest]
 
     def _judge(self, owners: Owners, partial: Collection[_Partial]) -> bool:
@@ -248,10 +248,10 @@ class ProgramSets:
         members = owners or self._all
         reports = self._reports[owners]
         least = min(reports[process].met for process in members if process in reports)
-        for one in partial:
-            has_met = least >= one.met + _MEETINGS
-            one.counts = has_met and any(self._lacks(p, reports, one) for p in members)
-        return any(one.counts for one in partial)
+        for program in partial:
+            has_met = least >= program.met + _MEETINGS
+            program.counts = has_met and any(self._lacks(p, reports, program) for p in members)
+        return any(program.counts for program in partial)
 
     def differences(self, *, still: Collection[int] | None = None) -> Differences:
         """Return the differences.
@@ -261,47 +261,47 @@ class ProgramSets:
             If one of them lacks a program, that is a difference although it has not met the others
             since. None: only the differences that count.
         """
-        found = [
+        differences = [
             difference
             for owners, known in self._known.items()
             for difference in self._of(owners, known, still)
         ]
-        return _first_of(tuple(found), 0)
+        return _first_of(tuple(differences), 0)
 
     def _of(
         self, owners: Owners, known: Mapping[str, _Partial], still: Collection[int] | None
     ) -> Iterator[ProgramDifference]:
         members, reports = owners or self._all, self._reports.get(owners, {})
         paired = set[str]()
-        for digest, one in known.items():
-            if still is None and not one.counts:
+        for digest, entry in known.items():
+            if still is None and not entry.counts:
                 continue
-            lack = [process for process in members if self._lacks(process, reports, one)]
-            is_shown = one.counts or not {*lack}.isdisjoint(still or ())
+            lack = [process for process in members if self._lacks(process, reports, entry)]
+            is_shown = entry.counts or not {*lack}.isdisjoint(still or ())
             if digest in paired or not lack or not is_shown:
                 continue
-            other = self._instead(one, known)
+            other = self._instead(entry, known)
             instead = None
             if other is not None:
                 paired.add(other.program.digest)
                 lack, instead = sorted(other.have), other.program
             yield ProgramDifference(
-                one.program,
-                have=ranges_of(sorted(one.have)),
+                entry.program,
+                have=ranges_of(sorted(entry.have)),
                 lack=ranges_of(lack),
                 owners=ranges_of(members),
                 instead=instead,
             )
 
-    def _lacks(self, process: int, reports: Mapping[int, _Report], one: _Partial) -> bool:
+    def _lacks(self, process: int, reports: Mapping[int, _Report], entry: _Partial) -> bool:
         """Return whether a process has not compiled a program, as far as it has reported."""
         report = reports.get(process)
-        return process not in one.have and report is not None and report.is_whole
+        return process not in entry.have and report is not None and report.is_whole
 
-    def _instead(self, one: _Partial, known: Mapping[str, _Partial]) -> _Partial | None:
+    def _instead(self, entry: _Partial, known: Mapping[str, _Partial]) -> _Partial | None:
         """Return the program that other processes have compiled where these have this one."""
         for other in known.values():
-            is_alike = other.program[1:4] == one.program[1:4]
-            if other is not one and is_alike and one.have.isdisjoint(other.have):
+            is_alike = other.program[1:4] == entry.program[1:4]
+            if other is not entry and is_alike and entry.have.isdisjoint(other.have):
                 return other
         return None

@@ -3,11 +3,11 @@
 ::
 
     observer      requests a save
-    place         numbers the request and pushes it to all
+    coordinator   numbers the request and pushes it to all
     each process  answers at once with the highest step that it has passed: at which a call that
                   saves has returned without a save for a request; from now on it passes none before
                   an agreement
-    place         when all living processes have answered: step = highest + 1; pushed to all
+    coordinator   when all living processes have answered: step = highest + 1; pushed to all
     each process  saves at its first call from that step on, which closes the request there; reports
                   the commit
 
@@ -20,8 +20,7 @@ A preemption notice overtakes a request without a step: the request is *withdraw
 have its frames and those of notices in one order, so all withdraw the same ones. No step is agreed
 for it any more: the next save of any kind answers it, which is that of the notice.
 
-`SaveRequests` is the meeting place's side, `RequestedSave` that of a process. Neither sends
-anything.
+`SaveRequests` is the coordinator's side, `RequestedSave` that of a process. Neither sends anything.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ Sent: TypeAlias = "list[SaveOrder | SaveReply[To]]"
 
 
 class SaveRequests(Generic[To]):
-    """The meeting place's record of requests; its methods return what is to be sent.
+    """The coordinator's record of requests; its methods return what is to be sent.
 
     >>> requests = SaveRequests[str](2, lambda: False)
     >>> requests.request("cli", 1)
@@ -176,7 +175,7 @@ class SaveRequests(Generic[To]):
         if number == self._number:
             self._stage = _IDLE
         replies: Sent[To] = []
-        for earlier in [one for one in self._waiting if one <= number]:
+        for earlier in [waiting for waiting in self._waiting if waiting <= number]:
             replies += self._replies(earlier, state)
             del self._waiting[earlier]
         return replies
@@ -186,7 +185,7 @@ class SaveRequests(Generic[To]):
 
 
 class RequestedSave:
-    """The requests that are known to one process, and its answers. See `stopping.Stop`."""
+    """The requests known to one process, and its answers. See `stopping.PreemptionState`."""
 
     def __init__(self, changed: threading.Condition, notify: Callable[[], None]) -> None:
         """`notify` wakes the threads that wait for a change; the lock is held meanwhile."""
@@ -242,7 +241,7 @@ class RequestedSave:
             answered = [number for number, agreed in self._due if step >= agreed]
             if answered:
                 self._served = step
-                self._due = [one for one in self._due if step < one[1]]
+                self._due = [due for due in self._due if step < due[1]]
             if self._stage == _WITHDRAWN:
                 self._stage = _IDLE
                 answered.append(self._number)
@@ -261,7 +260,7 @@ class RequestedSave:
             return None if number is None else SaveReport(number, state, step)
 
     def restart(self) -> None:
-        """Compare steps anew: see `Stop.rearm`."""
+        """Compare steps anew: see `PreemptionState.rearm`."""
         with self._lock:
             self._passed = -1
 

@@ -66,9 +66,9 @@ class Roster(Generic[To]):
         """Return how a process has left the job."""
         return self._records[process].departure
 
-    def whereabouts(self, now: float, process: int) -> dict[str, Any]:
+    def last_call(self, now: float, process: int) -> dict[str, Any]:
         """Return the step and the last call of a process."""
-        return self._records[process].whereabouts(now)
+        return self._records[process].last_call(now)
 
     def states(self, now: float) -> list[dict[str, Any]]:
         """Return the state of each process as facts, for the report of a failure."""
@@ -97,7 +97,7 @@ class Roster(Generic[To]):
         """The state of each process that is gone: "left", "failed" or "lost"."""
         return self._gone
 
-    def mark_idle(self, process: int, words: str) -> None:
+    def set_idle_text(self, process: int, words: str) -> None:
         """Record that a process makes no progress: for how long, and where; empty: it does."""
         self._records[process].idle = words
 
@@ -109,7 +109,7 @@ class Roster(Generic[To]):
             record.state = "here" if silent_since is None else "silent"
 
     def stop(self, now: float, of: Iterable[int], stopped: Collection[int]) -> None:
-        """Record a keeper's report: which of these processes are stopped."""
+        """Record a host agent's report: which of these processes are stopped."""
         for process in set(of) - self._gone.keys():
             self._records[process].stop(now, is_stopped=process in stopped)
 
@@ -148,7 +148,7 @@ class Losses:
         rows = [(p, state, self._departure(p).words) for p, state in gone]
         return SurvivorsMet([*alive], rows, list(self.services))
 
-    def answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
+    def gone_answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
         """Return the answer about those of `members` that are gone: the lost ones, or the others.
 
         The cause comes first, with its whole report; the rest with their headlines.
@@ -177,7 +177,7 @@ class Losses:
         """Return the answer about any loss; about `members` first."""
         if not self.states:
             return self.service_answer()
-        return self.answer(members if any(p in members for p in self.states) else self.states)
+        return self.gone_answer(members if any(p in members for p in self.states) else self.states)
 
 
 # ---- A meeting's record of one process, and its description in messages.
@@ -238,7 +238,7 @@ class Record(Generic[To]):
         self.beat_came = now  # when it reached the place in its last beat
         self.silent_since: float | None = None
         self.idle = ""  # for how long it has made no progress, and where; empty: it makes some
-        self.stopped_since: float | None = None  # since the keeper reported it as stopped
+        self.stopped_since: float | None = None  # since the host agent reported it as stopped
         self.departure = Departure("", "here")  # once it has left the job
         self.is_ending = False  # see `Member`
         self.end = ""  # what it has recorded of its failure, as JSON
@@ -289,14 +289,14 @@ class Record(Generic[To]):
 
     def leave(self, now: float, departure: Departure, end: str = "") -> None:
         """Record that it is gone; `end`: what it has recorded of its failure, as JSON."""
-        words = departure.words
-        if "\n" not in words.strip():  # else a traceback says where
-            departure = departure._replace(words=words + self._last_seen(now))
-        self.departure, self.gone_at, self.end = departure, self.whereabouts(now), end
+        text = departure.words
+        if "\n" not in text.strip():  # else a traceback says where
+            departure = departure._replace(words=text + self._last_seen(now))
+        self.departure, self.gone_at, self.end = departure, self.last_call(now), end
         self.state, self.silent_since, self.stopped_since = departure.state, None, None
-        self.note(now, words)
+        self.note(now, text)
 
-    def whereabouts(self, now: float) -> dict[str, Any]:
+    def last_call(self, now: float) -> dict[str, Any]:
         """Return its step and its last call, for the launcher's report."""
         waits = self._waits()
         last = self._last()
@@ -315,7 +315,7 @@ class Record(Generic[To]):
     def facts(self, now: float) -> dict[str, Any]:
         """Return its state as facts; a failure as it has recorded it."""
         if self.state not in ("left", "lost", "failed"):
-            return {"state": self.state, "at": self.whereabouts(now)}
+            return {"state": self.state, "at": self.last_call(now)}
         facts = {**self.departure._asdict(), "words": headline_of(self.departure.words)}
         facts |= {"at": self.gone_at, "since_s": max(0.0, now - self.activity.when)}
         return {**facts, "end": self.end} if self.end else facts
@@ -323,8 +323,8 @@ class Record(Generic[To]):
     def last_words(self, now: float) -> str:
         """Return its last words: where it waits, its last call, or why it is gone."""
         if self.state in ("left", "lost", "failed"):
-            words, when = self.activity.words, self.activity.when
-            return aged(words.rstrip(), AGO, max(0.0, now - when))
+            text, when = self.activity.words, self.activity.when
+            return aged(text.rstrip(), AGO, max(0.0, now - when))
         return "; ".join(filter(None, [self._still(now), self._where(now)]))
 
     def _still(self, now: float) -> str:
@@ -409,8 +409,8 @@ class Record(Generic[To]):
 
         A beat after an arrival may report the same arrival: it then names the same place.
         """
-        words, point, when, has_met = self.activity
+        text, point, when, has_met = self.activity
         beat, place = self.beat, point.place if point else ""
         if beat and beat.place and beat.place != place and self.beat_came > when:
             return LastPlace(_LAST_AT, beat.place, self.beat_came, has_met=True)
-        return LastPlace(words, place, when, has_met)
+        return LastPlace(text, place, when, has_met)

@@ -46,10 +46,10 @@ def with_value(line: str, value: str) -> str:
     """Return a leaf's line with its value: "= [1, 2]", or a digest."""
     if not value:
         return line
-    one = SpecLine.of(line) or SpecLine(path=line)
+    spec = SpecLine.of(line) or SpecLine(path=line)
     if value.startswith("= "):
-        return one._replace(value=value[2:]).packed
-    return one._replace(digest=value).packed
+        return spec._replace(value=value[2:]).packed
+    return spec._replace(digest=value).packed
 
 
 def with_layouts(lines: Iterable[str], layouts: Sequence[str]) -> tuple[str, ...]:
@@ -59,19 +59,19 @@ def with_layouts(lines: Iterable[str], layouts: Sequence[str]) -> tuple[str, ...
     >>> [line.split(BETWEEN)[5:6] for line in with_layouts([one, one], ["", "(x)"])]
     [[''], ['(x)']]
     """
-    found = [*lines]
-    for number, layout in enumerate(layouts):
+    packed = [*lines]
+    for index, layout in enumerate(layouts):
         if not layout:
             continue
-        one = SpecLine.of(found[number])
-        if one is not None:
-            found[number] = one._replace(layout=layout).packed
-    return tuple(found)
+        spec = SpecLine.of(packed[index])
+        if spec is not None:
+            packed[index] = spec._replace(layout=layout).packed
+    return tuple(packed)
 
 
 def with_origin(line: str, layout: str) -> str:
     """Return a leaf's line with the layout that it has before the call."""
-    one = SpecLine.of(line)
-    if one is None:
+    spec = SpecLine.of(line)
+    if spec is None:
         return line
-    return one._replace(layout=f"{one.layout} from {layout}").packed
+    return spec._replace(layout=f"{spec.layout} from {layout}").packed

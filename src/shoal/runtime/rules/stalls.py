@@ -187,7 +187,7 @@ def _group_of(row: object) -> StalledGroup:
 
 
 class Stalls:
-    """The meeting place's record of the processes that are idle.
+    """The coordinator's record of the processes that are idle.
 
     >>> stalls = Stalls()
     >>> stalls.receive(60.0, 0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", seen_s=5.0))
@@ -265,15 +265,15 @@ class Stalls:
         if any(self._is_asked(now, process) for process in silent_s):
             return None
         idle = {process: self._idle[process][1] for process in awake}
-        are_stuck = all(one.is_stuck for one in idle.values()) and all(
+        are_stuck = all(report.is_stuck for report in idle.values()) and all(
             self._is_stuck(now, process, silent) for process, silent in silent_s.items()
         )
-        is_held = any(one.is_held for one in idle.values())
+        is_held = any(report.is_held for report in idle.values())
         # While all are in waits of shoal, the deadlines of these decide.
-        in_waits = not silent_s and all(one.is_waiting for one in idle.values())
+        in_waits = not silent_s and all(report.is_waiting for report in idle.values())
         is_final = are_stuck and not is_held and not in_waits
-        idle_s = min([*(one.idle_s for one in idle.values()), *silent_s.values()])
-        is_due = all(one.is_due for one in idle.values()) and idle_s >= self._report_from_s
+        idle_s = min([*(report.idle_s for report in idle.values()), *silent_s.values()])
+        is_due = all(report.is_due for report in idle.values()) and idle_s >= self._report_from_s
         if not (is_final or is_due):
             return None
         self.has_ended, self._report_from_s = is_final, 2 * idle_s
@@ -285,31 +285,38 @@ class Stalls:
         return silent not in self._seen and now < self._asked_at.get(silent, now) + _ANSWER_S
 
     def _is_stuck(self, now: float, silent: int, silent_s: float) -> bool:
-        at, seen = self._seen.get(silent, (-math.inf, Seen()))
-        is_known = bool(seen.site) and now < at + 2 * _SEEN_S
+        seen_at_s, seen = self._seen.get(silent, (-math.inf, Seen()))
+        is_known = bool(seen.site) and now < seen_at_s + 2 * _SEEN_S
         return is_known and seen.share < _BUSY and silent_s >= seen.limit_s
 
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
         processes_at: dict[_Place, list[int]] = {}
-        sources = {line_of(one.site): one.source for one in idle.values()}
+        sources = {line_of(report.site): report.source for report in idle.values()}
         for process in silent_s:
             stance, site = seen_at(self.seen(process))
             processes_at.setdefault(_Place(stance, site), []).append(process)
-        for process, one in idle.items():
-            processes_at.setdefault(_stands(one), []).append(process)
+        for process, report in idle.items():
+            processes_at.setdefault(_stands(report), []).append(process)
         # One that left explains why others wait, unless one of the living does.
         order = 0 if min(place.order for place in processes_at) > 1 else 2
         for process, where in left.items():
             processes_at.setdefault(_Place(LEFT, line_of(where), order), []).append(process)
         places = sorted(
             processes_at,
-            key=lambda at: (at.order, len(processes_at[at]), at.tie, processes_at[at]),
+            key=lambda place: (
+                place.order,
+                len(processes_at[place]),
+                place.tie,
+                processes_at[place],
+            ),
         )
         return tuple(
-            StalledGroup(tuple(processes_at[at]), at.stance, at.site, sources.get(at.site, ""))
-            for at in places
+            StalledGroup(
+                tuple(processes_at[place]), place.stance, place.site, sources.get(place.site, "")
+            )
+            for place in places
         )
 
 

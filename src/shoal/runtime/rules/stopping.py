@@ -3,22 +3,24 @@
 ::
 
     notice        a process learns that it will be ended: `ReceivedNotice`
-    place         numbers it and pushes it to all
+    coordinator   numbers it and pushes it to all
     each process  answers at once with the highest step at which it has returned "go on"; from now
                   on it returns that only after an agreement
-    place         when all living processes have answered: step = highest + 1; pushed to all
+    coordinator   when all living processes have answered: step = highest + 1; pushed to all
 
-So every step at which any process went on lies below the agreed one, and no process waits for one
-that computes: its watcher answers. A *round* goes from one `preemption.clear` to the next; answers
-of earlier rounds do not count. Notices are numbered over all rounds, and reach every process in
-order; it closes those that all processes knew of, and a remaining one opens the next round at once.
+The agreed step is therefore later than any step that a process has started, and no process waits
+for one that computes: its watcher answers. A *round* goes from one `preemption.clear` to the next;
+answers of earlier rounds do not count. Notices are numbered over all rounds, and reach every
+process in order; it closes those that all processes knew of, and a remaining one opens the next
+round at once.
 
 A program has *stopped* for a notice once `preempted` was True. What it has saved by then is judged
-by the order of its calls, never by the clock: each save and each failure of one has the number at
-which `preempted` would have been called in its place. So all processes judge alike, no matter how
-long a save takes, and when a process learns of a notice.
+by the order of its calls, never by the clock: each save, and each failure of a save, is numbered
+as if `preempted` had been called at that moment. So all processes judge alike, no matter how long a
+save takes, and when a process learns of a notice.
 
-`Rounds` is the meeting place's side, `Stop` that of a process. Neither sends anything.
+`PreemptionRounds` is the coordinator's side, `PreemptionState` the side of a process. Neither sends
+anything.
 """
 
 from __future__ import annotations
@@ -82,10 +84,10 @@ class StopAgreement(NamedTuple):
     save_step: int = 0  # for saves before the first call of `preempted`
 
 
-class Rounds:
-    """The meeting place's record of the answers.
+class PreemptionRounds:
+    """The coordinator's record of the answers.
 
-    >>> rounds = Rounds(2)
+    >>> rounds = PreemptionRounds(2)
     >>> rounds.give()
     1
     >>> rounds.receive(0, StopReport(0, 12))
@@ -152,8 +154,8 @@ class Rounds:
         self._awaited.discard(process)
         return self._settle()
 
-    def _begin(self, number: int) -> None:
-        self._round = number
+    def _begin(self, round_number: int) -> None:
+        self._round = round_number
         self._awaited = set(self._living)
         self._highest = self._highest_save = -1
         self._step = None
@@ -253,19 +255,19 @@ class _Saved:
         has_failed = any(number >= agreed for number in self.failed.values())
         if stopped_at is None or self.kept >= stopped_at:
             return Stopped(LAST, SAVED, has_failed)
-        words = f"preempted at step {shown_step(stopped_at)}: "
+        summary = f"preempted at step {shown_step(stopped_at)}: "
         if not self.has_any:
-            words += "nothing of this attempt is saved, so it starts over where it began"
-            return Stopped(NOTHING, words, has_failed)
+            summary += "nothing of this attempt is saved, so it starts over where it began"
+            return Stopped(NOTHING, summary, has_failed)
         if self.newest is None:
-            words += "what was done after the last save will be repeated"
+            summary += "what was done after the last save will be repeated"
         else:
             newest = shown_step(self.newest)
-            words += f"step {newest} is the newest saved, and work done after it is repeated"
-        return Stopped(EARLIER, words, has_failed)
+            summary += f"step {newest} is the newest saved, and work done after it is repeated"
+        return Stopped(EARLIER, summary, has_failed)
 
 
-class Stop:
+class PreemptionState:
     """The notices known to one process, and its answers.
 
     Its lock is held only for moments, and never while sending: so the watcher waits for no other
@@ -447,9 +449,9 @@ class Stop:
 
     def inform(self) -> Notice | None:
         """Return the first open notice, which the program now knows of."""
-        found = self.notice()
-        self._loop.is_informed |= found is not None
-        return found
+        notice = self.notice()
+        self._loop.is_informed |= notice is not None
+        return notice
 
     def notice(self) -> Notice | None:
         """Return the first open notice, with the others."""
@@ -460,13 +462,13 @@ class Stop:
         now = self._clock()
         notices = [
             Notice(
-                one.given.reason,
-                one.given.source,
-                one.process,
-                deadline_s=None if one.due is None else max(0.0, one.due - now),
+                entry.given.reason,
+                entry.given.source,
+                entry.process,
+                deadline_s=None if entry.due is None else max(0.0, entry.due - now),
                 step=step,
             )
-            for one in heard
+            for entry in heard
         ]
         left_s = [notice.deadline_s for notice in notices if notice.deadline_s is not None]
         first = notices[0]._replace(deadline_s=min(left_s, default=None))

@@ -1,11 +1,11 @@
-"""The callers of the meeting place: each kind of connection, and the verbs it may use.
+"""The callers of the coordinator: each kind of connection, and the verbs it may use.
 
 ::
 
     Process   a process of a job, one way in each direction: its end is the end of the process
     Lane      calls of a process that wait for an answer; its end has no meaning
     Observer  queries from outside the job, and requests to save; its end has no meaning
-    Keeper    watches the processes of one host from outside
+    Agent     watches the processes of one host from outside: its host agent
     Service   a service that all processes need, which wants to be monitored
 """
 
@@ -28,10 +28,10 @@ from shoal.runtime.rules.messages import (
     notice_of,
     processes_of,
     programs_of,
+    records_of,
     save_report_of,
     step_of,
     stop_report_of,
-    trails_of,
 )
 from shoal.runtime.rules.point import Departure
 from shoal.runtime.rules.stalls import idle_of, seen_of
@@ -82,7 +82,7 @@ class ProcessCaller:
         job, process, header = self._job, self._life.process, frame.header
         job.beat(process, beat_of(header))
         if "trails" in header:
-            job.take_trails(process, trails_of(header, process, job.num_processes))
+            job.take_call_records(process, records_of(header, process, job.num_processes))
         if "programs" in header:
             job.take_programs(process, programs_of(header, process, job.num_processes))
         job.mail.send(self._life.connection, ECHO)
@@ -103,9 +103,9 @@ class ProcessCaller:
         meeting.end_lane(self._life.process, text_field(frame.header, "lane"))
 
     def _doing(self, meeting: Meeting[Connection], frame: Frame) -> None:
-        words = text_field(frame.header, "words")[:_MAX_WORDS]
+        activity = text_field(frame.header, "words")[:_MAX_WORDS]
         is_ending, now = bool(frame.header.get("ending")), self._job.now()
-        meeting.record_activity(now, self._life.process, words, is_ending=is_ending)
+        meeting.record_activity(now, self._life.process, activity, is_ending=is_ending)
 
     def _explain(self, meeting: Meeting[Connection], frame: Frame) -> None:
         key = text_field(frame.header, "key")[:_MAX_WORDS]
@@ -121,7 +121,7 @@ class ProcessCaller:
         self._job.leaving.take_save_report(self._life.process, save_report_of(frame.header))
 
     def _idle(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.take_idle(self._life.process, idle_of(frame.header))
+        self._job.take_idle_report(self._life.process, idle_of(frame.header))
 
     def _seen(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         allowed, header = range(self._job.num_processes), frame.header
@@ -138,13 +138,13 @@ class ProcessCaller:
 
     def _bye(self, meeting: Meeting[Connection], frame: Frame) -> None:
         meeting.record_step(self._life.process, step_of(frame.header))
-        words = one_line(frame.body.decode(errors="replace"))
+        message = one_line(frame.body.decode(errors="replace"))
         header = {"exited_at": "", **frame.header}
         if "place" in header:
             self._job.left_at[self._life.process] = text_field(header, "place")[:_MAX_WORDS]
         why = one_line(text_field(header, "exited_at"))
-        how = "exited" if words else ""
-        departure = Departure(words or "left the job", "left", how, why)
+        how = "exited" if message else ""
+        departure = Departure(message or "left the job", "left", how, why)
         self._job.depart(self._life.process, departure)
 
     def on_end(self, connection: Connection, reason: str) -> None:
@@ -199,8 +199,8 @@ class LaneCaller:
                 ticket = whole_field(header, "ticket")
                 job.mail.answer([Reply(connection, ticket, waiting)])
         elif verb == "ended":
-            trails = ended_of(frame, process, self._count)
-            job.end(process, trails, connection, whole_field(header, "ticket"))
+            call_records = ended_of(frame, process, self._count)
+            job.end(process, call_records, connection, whole_field(header, "ticket"))
         elif verb == "report":
             sharing = processes_of(header, "sharing", range(self._count))
             ticket, waits = whole_field(header, "ticket"), bool(header.get("waits"))
@@ -259,8 +259,8 @@ def _awaited(job: ServedJob, connection: Connection, header: Mapping[str, Any]) 
 def _explanation(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
     process = processes_of({"of": [header.get("process")]}, "of", range(job.num_processes))[0]
     key, ticket = text_field(header, "key")[:_MAX_WORDS], whole_field(header, "ticket")
-    found = Explanation("") if job.meeting is None else job.meeting.explanation(key, process)
-    job.mail.answer([Reply(connection, ticket, found)])
+    explanation = Explanation("") if job.meeting is None else job.meeting.explanation(key, process)
+    job.mail.answer([Reply(connection, ticket, explanation)])
 
 
 # The queries that members and observers share.
@@ -278,10 +278,10 @@ def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
     Raises:
       FrameError: the verb is unknown.
     """
-    found = verbs.get(verb)
-    if found is None:
+    function = verbs.get(verb)
+    if function is None:
         raise FrameError(f"unknown verb {verb[:40]!r}")
-    return found
+    return function
 
 
 class ObserverCaller:
@@ -303,8 +303,8 @@ class ObserverCaller:
         """See `server_sockets.Listener`."""
 
 
-class KeeperCaller:
-    """The keeper of one host."""
+class HostAgentCaller:
+    """The host agent of one host."""
 
     def __init__(self, job: ServedJob, host_id: str, processes: Collection[int]) -> None:
         self._job = job
@@ -322,7 +322,7 @@ class KeeperCaller:
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`."""
-        self._job.end_keeper(self._host_id, connection)
+        self._job.end_host_agent(self._host_id, connection)
 
 
 class ServiceCaller:

@@ -1,4 +1,4 @@
-"""One job at a meeting place: its joining, its meeting, its liveness and its connections.
+"""One job of the coordinator: its joining, its meeting, its liveness and its connections.
 
 It connects the sockets to the rules, and notifies all processes of losses.
 """
@@ -36,6 +36,7 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.point import Departure
 from shoal.runtime.rules.programs import Differences, Noted, ProgramSets
+from shoal.runtime.rules.record_marks import Found, LatestMarks, RecordMarks
 from shoal.runtime.rules.reporting import Named, Reporting
 from shoal.runtime.rules.requested_saves import (
     SaveOrder,
@@ -45,8 +46,7 @@ from shoal.runtime.rules.requested_saves import (
     Sent,
 )
 from shoal.runtime.rules.stalls import Idle, Stalls, seen_words
-from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
-from shoal.runtime.rules.trail_marks import Found, LatestMarks, TrailMarks
+from shoal.runtime.rules.stopping import PreemptionRounds, ReceivedNotice, StopAgreement, StopReport
 from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
@@ -80,7 +80,7 @@ class ServedJob:
         self._limits = limits
         self._liveness: Liveness[int] = Liveness(limits)
         self._running = running  # the clock by which silence is counted
-        self._keepers = KeeperConnections(connections)
+        self._host_agents = HostAgentConnections(connections)
         self._marks = LatestMarks()
         self._endings: Endings[Connection] = Endings(joining.num_processes, self._marks)
         self._stalls = Stalls()
@@ -96,7 +96,7 @@ class ServedJob:
         self.arrival_headers = ArrivalHeaders()
         self.near = ""  # see `wire.sockets`
         self.service_rows: Callable[[], list[list[str]]] = list
-        self.on_news: Callable[..., None] = lambda **_news: None  # see `meeting_place.MeetingPlace`
+        self.on_news: Callable[..., None] = lambda **_news: None  # see `coordinator.Coordinator`
 
     @property
     def num_processes(self) -> int:
@@ -168,9 +168,9 @@ class ServedJob:
             if self._liveness.beat(self._running.read(now), process):
                 self.meeting.mark_silent(process, None)
 
-    def take_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
-        """Take the trails of a process; notify all processes of a difference."""
-        for marks in trails:
+    def take_call_records(self, process: int, call_records: Iterable[RecordMarks]) -> None:
+        """Take the call records of a process; notify all processes of a difference."""
+        for marks in call_records:
             difference = self._marks.receive(process, marks)
             if difference is not None:
                 self._push_difference(difference)
@@ -191,37 +191,46 @@ class ServedJob:
 
     def _shown_programs(self) -> dict[str, Any]:
         """Return the header field with the first differences in compiled programs, if any."""
-        found = self._known_programs().most(_MOST_SHOWN)
-        return {"programs": found} if found else {}
+        differences = self._known_programs().most(_MOST_SHOWN)
+        return {"programs": differences} if differences else {}
 
-    def _push_difference(self, found: Found) -> None:
-        header = {"is": "trail", "group": found.group, "lane": found.lane, "base": found.base}
+    def _push_difference(self, difference: Found) -> None:
+        header = {
+            "is": "trail",
+            "group": difference.group,
+            "lane": difference.lane,
+            "base": difference.base,
+        }
         header |= self._shown_programs()
-        frame = pack_frame(header, json.dumps(found.versions).encode())
-        self.mail.push(found.group or range(self.num_processes), frame)
+        frame = pack_frame(header, json.dumps(difference.versions).encode())
+        self.mail.push(difference.group or range(self.num_processes), frame)
 
-    def end(self, process: int, trails: Sequence[TrailMarks], to: Connection, ticket: int) -> None:
-        """Take the trails of a process whose program has ended in order, and which waits for the
-        differences."""
-        self._endings.end(now=self.now(), process=process, trails=trails, to=to, ticket=ticket)
+    def end(
+        self, process: int, call_records: Sequence[RecordMarks], to: Connection, ticket: int
+    ) -> None:
+        """Take the call records of a process whose program has ended in order, and which waits for
+        the differences."""
+        self._endings.end(
+            now=self.now(), process=process, call_records=call_records, to=to, ticket=ticket
+        )
         self._answer_ended()
 
     def _answer_ended(self) -> None:
         """Answer processes whose programs have ended, if it is time; notify all of differences."""
-        found, replies = self._endings.answer(self.now())
+        differences, replies = self._endings.answer(self.now())
         self.mail.answer(replies)
-        for one in found:
-            self._push_difference(one)
+        for difference in differences:
+            self._push_difference(difference)
 
-    def take_idle(self, process: int, idle: Idle | None) -> None:
+    def take_idle_report(self, process: int, idle: Idle | None) -> None:
         """Take a report that a process makes no progress; None: it makes it again."""
         if self.meeting is None:
             return
         self._stalls.receive(self._running.read(self.now()), process, idle)
-        words = ""
+        activity = ""
         if idle is not None:
-            words = f"no progress for {idle.idle_s:.0f} s, at {line_of(idle.site)}"
-        self.meeting.mark_idle(process, words)
+            activity = f"no progress for {idle.idle_s:.0f} s, at {line_of(idle.site)}"
+        self.meeting.set_idle_text(process, activity)
         if idle is not None:
             self._judge_stall(self.meeting)
 
@@ -251,11 +260,13 @@ class ServedJob:
         stall = self._stalls.judge(now, living, left, silent_s)
         if stall is None:
             return
-        shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
+        representatives = [
+            group.processes[0] for group in stall.groups if group.processes[0] in awake
+        ]
         shower = awake[0]
-        if stall.is_final and shows:
-            shower = shows[0]
-        header = {"is": "stalled", "shower": shower, "shows": shows[:8]}
+        if stall.is_final and representatives:
+            shower = representatives[0]
+        header = {"is": "stalled", "shower": shower, "shows": representatives[:8]}
         programs = self._programs.differences(still=awake).most(_MOST_REPORTED)
         stall = stall._replace(programs=programs)
         if stall.is_final:
@@ -288,7 +299,7 @@ class ServedJob:
         state = departure.state
         self._endings.depart(process, is_lost=state != "left")
         news = {"words": departure.words, **departure_header(departure)}
-        news["at"] = meeting.whereabouts(self.now(), process)
+        news["at"] = meeting.last_call(self.now(), process)
         if state != "left" and not self._has_reported_programs:
             news["programs"] = programs = self._known_programs().most(_MOST_REPORTED)
             self._has_reported_programs = bool(programs)
@@ -323,7 +334,7 @@ class ServedJob:
             self.depart(life.process, Departure(with_guess(reason), "lost", why=reason))
             self._answer_reporters(self._reporting.lose(life.process))
         if not self.mail.lives:
-            self._keepers.release()
+            self._host_agents.release()
 
     def life_of(self, process: int, incarnation: str) -> Life | None:
         """Return the life of a process of this job, if the incarnation is right."""
@@ -344,28 +355,28 @@ class ServedJob:
     def keep(
         self, connection: Connection, process: int, incarnation: str
     ) -> tuple[str, Collection[int]] | None:
-        """Return the host_id and the processes of a keeper that the leader of a host started."""
+        """Return the host_id and the processes of the host agent that a host's leader started."""
         if self.meeting is None or not self.joining.knows(process, incarnation):
             return None
         host_id = self.joining.host_id(process)
         kept = self.joining.shared_hosts.get(host_id, {})
         if min(kept, default=None) != process:
             return None
-        self._keepers.add(host_id, connection)
+        self._host_agents.add(host_id, connection)
         return host_id, kept
 
     def take_states(
         self, of: Collection[int], stopped: Collection[int], ended: Collection[int]
     ) -> None:
-        """Take a keeper's report: its processes that are stopped or have ended."""
+        """Take a host agent's report: which of its processes are stopped or have ended."""
         now = self.now()
         self._liveness.states(self._running.read(now), of, stopped=stopped, ended=ended)
         if self.meeting is not None:
             self.meeting.stop(now, of, stopped)
 
-    def end_keeper(self, host_id: str, connection: Connection) -> None:
-        """Handle the end of a keeper: the states that it reported are no longer known."""
-        if self._keepers.discard(host_id, connection):
+    def end_host_agent(self, host_id: str, connection: Connection) -> None:
+        """Handle the end of a host agent: the states that it reported are no longer known."""
+        if self._host_agents.discard(host_id, connection):
             self.on_news(keeper_gone=host_id, at_s=self.now())
             self.take_states(self.joining.shared_hosts[host_id], (), ())
 
@@ -396,12 +407,12 @@ class ServedJob:
             return
         gone = meeting.gone
         living = [
-            one
-            for one in self.mail.lives
-            if one in sharing
-            and gone.get(one) not in ("left", "lost")
-            and meeting.departure(one).how != "exited"  # one that calls sys.exit never asks
-            and not self._liveness.is_quiet(one)
+            member
+            for member in self.mail.lives
+            if member in sharing
+            and gone.get(member) not in ("left", "lost")
+            and meeting.departure(member).how != "exited"  # a process that exits never asks
+            and not self._liveness.is_quiet(member)
         ]
         before = self._reporting.expected
         self._answer_reporters(
@@ -460,7 +471,7 @@ class ServedJob:
         The late processes may only be behind; those that waited are not, once they have all sent a
         heartbeat.
         """
-        for late in {id(one.answer): one.answer for one in replies}.values():
+        for late in {id(reply.answer): reply.answer for reply in replies}.values():
             if isinstance(late, TooLate) and late.timeout_s >= 2 * self._limits.heartbeat_s:
                 arrived = {*range(self.num_processes)}.difference(late.waiting.missing)
                 self._programs_at_wait = self._programs.differences(still=arrived)
@@ -476,13 +487,13 @@ class ServedJob:
         if meeting is None:
             return
         running_s = self._running.read(now)
-        for process, state, words, silent_s in self._liveness.tick(running_s):
+        for process, state, reason, silent_s in self._liveness.tick(running_s):
             seen = self._stalls.seen(process)
             if state == "lost":
                 where = ""
                 if silent_s and seen is not None and seen.site:
                     where = f", {seen_words(seen)}"
-                self._dismiss(process, Departure(words + where, "lost", why=words + where))
+                self._dismiss(process, Departure(reason + where, "lost", why=reason + where))
                 continue
             meeting.mark_silent(process, now - silent_s)
             lives = (p for p in self.mail.lives if not self._liveness.is_quiet(p))
@@ -490,7 +501,7 @@ class ServedJob:
             lowest = min(awake, default=process)
             targets = meeting.waiters_for(process) | {lowest}
             header = {"is": "silent", "process": process}
-            self.mail.push(targets - {process}, pack_frame(header, words.encode()))
+            self.mail.push(targets - {process}, pack_frame(header, reason.encode()))
             self._locate(running_s, process, awake)
 
     def _dismiss(self, process: int, departure: Departure) -> None:
@@ -527,7 +538,7 @@ def _welcomes(
         yield (process,), pack_frame({**header, "leader": process}, hosts)
 
 
-# ---- Frames from the meeting place to the processes of one job.
+# ---- Frames from the coordinator to the processes of one job.
 
 
 # All processes are notified of this many losses until survivors meet; more are one disaster, in
@@ -644,7 +655,7 @@ class Leaving:
     requests to save at an agreed step."""
 
     def __init__(self, num_processes: int, mail: JobMail) -> None:
-        self.rounds = Rounds(num_processes)
+        self.rounds = PreemptionRounds(num_processes)
         self._requests: SaveRequests[Connection] = SaveRequests(
             num_processes, lambda: self.rounds.is_open
         )
@@ -671,11 +682,11 @@ class Leaving:
         self._send(self._requests.receive(process, report))
 
     def _send(self, sent: Sent[Connection]) -> None:
-        for one in sent:
-            if isinstance(one, SaveOrder):
-                self._mail.push(self._mail.lives, pack_frame(save_order_header(one)))
+        for message in sent:
+            if isinstance(message, SaveOrder):
+                self._mail.push(self._mail.lives, pack_frame(save_order_header(message)))
             else:
-                self._mail.answer([Reply(*one)])
+                self._mail.answer([Reply(*message)])
 
     def take_stop_report(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
@@ -700,10 +711,10 @@ class Leaving:
             self._mail.push(self._mail.lives, pack_frame(header, step_text(settled.step)))
 
 
-# ---- The keepers of a job's hosts that are connected.
+# ---- The host agents of a job's hosts that are connected.
 
 
-class KeeperConnections:
+class HostAgentConnections:
     """At most one for each host: the newest."""
 
     def __init__(self, connections: Connections) -> None:
@@ -711,21 +722,21 @@ class KeeperConnections:
         self._of_hosts: dict[str, Connection] = {}
 
     def add(self, host_id: str, connection: Connection) -> None:
-        """Add a keeper's connection, perhaps in place of one that has fallen silent."""
+        """Add a host agent's connection, perhaps in place of one that has fallen silent."""
         before = self._of_hosts.get(host_id)
         if before is not None:
             self._connections.close(before)  # its end is about to be read, or it is cut off
         self._of_hosts[host_id] = connection
 
     def discard(self, host_id: str, connection: Connection) -> bool:
-        """Remove an ended connection; return whether it was that of the host's keeper."""
+        """Remove an ended connection; return whether it was that of its host's agent."""
         is_known = self._of_hosts.get(host_id) is connection
         if is_known:
             del self._of_hosts[host_id]
         return is_known
 
     def release(self) -> None:
-        """Close all connections, which tells the keepers that the job is over."""
+        """Close all connections, which tells the host agents that the job is over."""
         for connection in self._of_hosts.values():
             self._connections.close(connection)
         self._of_hosts.clear()

@@ -28,7 +28,7 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
-from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.interface import JobClient
 from shoal.runtime.client.outcomes import ThisProcess
 from shoal.runtime.exit.causes import departure_of_member, gone_members, record_sent
 from shoal.runtime.exit.guard import DEVICE_WORK
@@ -58,7 +58,7 @@ _FAILED = re.compile(r"[Uu]nable to initialize backend '(\w+)'")
 
 
 def start_devices(
-    coordinator: Coordinator,
+    client: JobClient,
     platform: str | None,
     timeout_s: float,
     start: DeviceStart | None = None,
@@ -66,7 +66,7 @@ def start_devices(
     """Return all devices of the job, of one platform; start them if they have not started.
 
     Args:
-      coordinator: the other processes.
+      client: the other processes.
       platform: "tpu", "gpu", "cpu"; None: JAX's default.
       timeout_s: deadline, of a start in a job of several processes.
       start: the state left by earlier calls.
@@ -80,11 +80,11 @@ def start_devices(
       DeadlineError: not all have started in time.
     """
     site = callsite()
-    if coordinator.num_processes > 1:
-        started = (start or DeviceStart()).under_way(coordinator, site)
+    if client.num_processes > 1:
+        started = (start or DeviceStart()).under_way(client, site)
         if started is not None:
-            _wait(coordinator, started, site, ends_at(timeout_s))
-    return _devices(coordinator, platform, site)
+            _wait(client, started, site, ends_at(timeout_s))
+    return _devices(client, platform, site)
 
 
 class DeviceStart:
@@ -95,89 +95,91 @@ class DeviceStart:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._job: Coordinator | None = None
+        self._job: JobClient | None = None
         self._started: Future[object] | None = None
 
-    def under_way(self, coordinator: Coordinator, site: str) -> Future[object] | None:
+    def under_way(self, client: JobClient, site: str) -> Future[object] | None:
         """Return the start, begun now if need be; None if the devices have started."""
         with self._lock:
-            if self._started is not None and self._job is coordinator:
+            if self._started is not None and self._job is client:
                 is_over = self._started.done() and self._started.exception() is None
                 if not is_over or jax_runtime.backend_exists():
                     return None if is_over else self._started
             if jax_runtime.backend_exists() and not jax_runtime.is_starting():
                 return None
-            self._job, self._started = coordinator, Future()
-            self._begin(coordinator, self._started, site)
+            self._job, self._started = client, Future()
+            self._begin(client, self._started, site)
             return self._started
 
     @staticmethod
-    def _begin(coordinator: Coordinator, started: Future[object], site: str) -> None:
+    def _begin(client: JobClient, started: Future[object], site: str) -> None:
         def run() -> None:
             try:
-                started.set_result(_devices(coordinator, None, site, is_start=True))
+                started.set_result(_devices(client, None, site, is_start=True))
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 started.set_exception(error)
 
         threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
 
 
-def _wait(coordinator: Coordinator, started: Future[object], site: str, deadline: float) -> None:
+def _wait(client: JobClient, started: Future[object], site: str, deadline: float) -> None:
     point = Point(_NAME, site=site)
-    coordinator.progress.begin_wait(point, time.monotonic())
+    client.progress.begin_wait(point, time.monotonic())
     try:
-        _watch(coordinator, started, deadline)
+        _watch(client, started, deadline)
     finally:
-        coordinator.progress.end_wait(point)
+        client.progress.end_wait(point)
     started.result()
 
 
-def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -> None:
+def _watch(client: JobClient, started: Future[object], deadline: float) -> None:
     """Wait for the start; raise if a process is lost, because the start may then never end."""
     began = time.monotonic()
-    query_at = began + pause_s(coordinator)
+    query_at = began + pause_s(client)
     warn_at = began + settings.seconds("SHOAL_WARN_AFTER_S")
     while wait([started], min(_LOOK_S, left_of(deadline))).not_done:
         now = time.monotonic()
-        coordinator.check(_DOING)  # losses known to this process
+        client.check(_DOING)  # losses known to this process
         if now >= min(query_at, deadline):
             if now >= deadline:
-                raise _late(coordinator, given_s(deadline))
-            check_living(coordinator, deadline, _DOING)
-            _check_left(coordinator)
-            query_at = time.monotonic() + pause_s(coordinator)
+                raise _late(client, given_s(deadline))
+            check_living(client, deadline, _DOING)
+            _check_left(client)
+            query_at = time.monotonic() + pause_s(client)
         if now >= warn_at:
-            me = ThisProcess(coordinator.process, coordinator.hosts)
-            words = _words(_missing(coordinator))
-            _LOG.warning("%s: %s for %.0f s; %s", me, _DOING, now - began, words)
+            me = ThisProcess(client.process, client.hosts)
+            missing = _words(_missing(client))
+            _LOG.warning("%s: %s for %.0f s; %s", me, _DOING, now - began, missing)
             warn_at = math.inf
 
 
-def _check_left(coordinator: Coordinator) -> None:
+def _check_left(client: JobClient) -> None:
     """Raise if a process has left the job, because JAX's start then never ends."""
     try:
-        members = coordinator.members(timeout_s=_ASK_S)
+        members = client.members(timeout_s=_ASK_S)
     except DeadlineError:  # the next round asks again
         return
     left = [member for member in members if member.state == "left"]
     if not left:
         return
-    me = ThisProcess(coordinator.process, coordinator.hosts)
-    names = "; ".join(f"process {one.process} ({one.host}) {one.last_words}" for one in left)
+    me = ThisProcess(client.process, client.hosts)
+    names = "; ".join(
+        f"process {member.process} ({member.host}) {member.last_words}" for member in left
+    )
     raise PeerFailedError(
         f"{me} cannot continue {_DOING}: {names}",
-        failed={one.process: one.last_words for one in left},
-        ends={one.process: departure_of_member(one) for one in left},
+        failed={member.process: member.last_words for member in left},
+        ends={member.process: departure_of_member(member) for member in left},
     )
 
 
-def _missing(coordinator: Coordinator) -> list[Member] | None:
+def _missing(client: JobClient) -> list[Member] | None:
     """Return the other processes that have not begun to start their devices; None: unknown."""
     with contextlib.suppress(ShoalError):
         return [
             member
-            for member in coordinator.members(timeout_s=_ASK_S)
-            if member.process != coordinator.process and member.call != _NAME
+            for member in client.members(timeout_s=_ASK_S)
+            if member.process != client.process and member.call != _NAME
         ]
     return None
 
@@ -187,49 +189,50 @@ def _words(missing: Sequence[Member] | None) -> str:
         all_there = "all processes are starting theirs"
         return "the missing processes are unknown" if missing is None else all_there
     shown = [
-        f"process {one.process} ({one.host}), {one.last_words}" for one in missing[:_MOST_SHOWN]
+        f"process {member.process} ({member.host}), {member.last_words}"
+        for member in missing[:_MOST_SHOWN]
     ]
     more = len(missing) - len(shown)
     return "not there: " + "; ".join(shown + ([f"and {more} more"] if more else []))
 
 
-def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
-    missing = _missing(coordinator)
-    me = ThisProcess(coordinator.process, coordinator.hosts)
+def _late(client: JobClient, timeout_s: float) -> DeadlineError:
+    missing = _missing(client)
+    me = ThisProcess(client.process, client.hosts)
     return DeadlineError(
         f"{me} is still {_DOING} at its deadline ({timeout_s:g} s): JAX waits until all processes "
         f"do so; {_words(missing)}\n{TIMEOUT_HINT}",
         name=_NAME,
         waited_s=timeout_s,
-        missing=[one.process for one in missing or ()],
-        last_words={one.process: one.last_words for one in missing or ()},
+        missing=[member.process for member in missing or ()],
+        last_words={member.process: member.last_words for member in missing or ()},
     )
 
 
 def _devices(
-    coordinator: Coordinator, platform: str | None, site: str, *, is_start: bool = False
+    client: JobClient, platform: str | None, site: str, *, is_start: bool = False
 ) -> list[Any]:
     try:
         return jax_runtime.devices(platform)
     except Exception as error:  # JAX raises many types, AssertionError among them
-        failure = _failure(coordinator, platform, error)
+        failure = _failure(client, platform, error)
         if is_start:
             with contextlib.suppress(OSError):
-                coordinator.report(
-                    "failed", failure_of(failure, site).words, record_sent(coordinator, failure)
+                client.report(
+                    "failed", failure_of(failure, site).words, record_sent(client, failure)
                 )
         raise failure from error
 
 
-def _failure(coordinator: Coordinator, requested: str | None, error: Exception) -> DeviceStartError:
+def _failure(client: JobClient, requested: str | None, error: Exception) -> DeviceStartError:
     platforms = jax_runtime.platforms()
-    found = _FAILED.search(str(error))
-    platform = requested or (found[1] if found else platforms.partition(",")[0])
-    host = coordinator.hosts[coordinator.process]
-    me = ThisProcess(coordinator.process, coordinator.hosts)
+    match = _FAILED.search(str(error))
+    platform = requested or (match[1] if match else platforms.partition(",")[0])
+    host = client.hosts[client.process]
+    me = ThisProcess(client.process, client.hosts)
     words_of_error = (str(error).splitlines() or [""])[0] or type(error).__name__
     kind = platform.upper() if platform else "default"
-    is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)
+    is_absent = any(text in str(error) for text in _ABSENT) or not are_attached(platform)
     if is_absent:
         who = "the program"
         if platforms and not requested:
@@ -239,21 +242,21 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
             f"{who} requests them: run on a host that has some, with JAX's plugin for them "
             "installed, or choose others",
             platform=platform,
-            process=coordinator.process,
+            process=client.process,
             host=host,
         )
     advice = (
         f"a likely hardware fault of {host}, if no other program holds the devices: look at its "
         "system log, and start the job without this host"
     )
-    if platform == "cpu" and coordinator.num_processes > 1:
+    if platform == "cpu" and client.num_processes > 1:
         unresolved = why_unresolved()
         if unresolved:
             words_of_error, advice = unresolved, ADVICE
     return DeviceStartError(
         f"{me}: the {kind} devices failed to start: {words_of_error}\n{advice}",
         platform=platform,
-        process=coordinator.process,
+        process=client.process,
         host=host,
     )
 
@@ -264,11 +267,11 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
 TIMEOUT_HINT = "raise timeout_s= if it is merely slow"
 
 
-def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
+def check_living(joined: JobClient, deadline: float, doing: str) -> None:
     """Raise if a process that this one needs is gone, or the deadline has passed.
 
     Args:
-      joined: the coordinator.
+      joined: the job client.
       deadline: on the monotonic clock.
       doing: the operation of this process, for the message.
 
@@ -279,8 +282,8 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     gone = gone_members(joined)
     if gone:
-        joined.troubles.mark_all_reported()
-        joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
+        joined.peer_losses.mark_all_reported()
+        joined.peer_losses.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.last_words for p, member in gone.items()}
         ends = {p: departure_of_member(member) for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {fate_of(ends[p])}" for p, m in gone.items())

@@ -16,7 +16,7 @@ from shoal.runtime.failures.last_record import VARIABLE as RECORD_FILE
 VARIABLE = "SHOAL_LAUNCHED"
 # Of all launchers: what says which process of which job this is. Without `launcher_table`, which
 # the start of `shoal run` does without.
-_NAMES = (
+_LAUNCHER_VARIABLES = (
     "SHOAL_PROCESS_ID", "SHOAL_NUM_PROCESSES", "SHOAL_COORDINATOR", "SHOAL_JAX_SERVICE",
     "SHOAL_JOB", "SHOAL_PROGRESS_FILE",
     "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS",
@@ -36,7 +36,7 @@ def note_of(env: Mapping[str, str], pid: int = 0) -> str:
     Args:
       pid: of that process; 0: not known yet.
     """
-    values = [f"{name}:{_digest(env[name])}" for name in _NAMES if env.get(name)]
+    values = [f"{name}:{_digest(env[name])}" for name in _LAUNCHER_VARIABLES if env.get(name)]
     return " ".join([str(pid), *values])
 
 
@@ -49,7 +49,11 @@ def inherited(env: Mapping[str, str]) -> set[str]:
     of_recorder = env.get(RECORD_FILE, "").partition(":")[0]  # the process that `shoal run` started
     if str(os.getpid()) in (pid, of_recorder):
         return set()
-    return {name for name in _NAMES if env.get(name) and f"{name}:{_digest(env[name])}" in values}
+    return {
+        name
+        for name in _LAUNCHER_VARIABLES
+        if env.get(name) and f"{name}:{_digest(env[name])}" in values
+    }
 
 
 def _digest(value: str) -> str:

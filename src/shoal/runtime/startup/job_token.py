@@ -4,7 +4,7 @@ The first of these that there is::
 
     given       the argument `token=`, or SHOAL_TOKEN
     made        for this job, by a launcher, in a rendezvous or in the key-value store of a job
-                that JAX joined (meeting_address.py)
+                that JAX joined (coordinator_address.py)
     none        SHOAL_INSECURE=1, for all processes: anyone can join
     the user's  made of a file that only this user can read. All processes on one host: a file of
                 that host. On several: a file in the home directory, which hosts often share
@@ -79,17 +79,17 @@ def find_token(
         secret = _secret_of(path) if creates else _read(path)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        words = "SHOAL_TOKEN is not set, and no token file can be used"
-        return JobToken("", "none", f"{words} ({why})")
+        problem = "SHOAL_TOKEN is not set, and no token file can be used"
+        return JobToken("", "none", f"{problem} ({why})")
     return JobToken(derived(secret, f"{what} {port}"), path)
 
 
 def observed_tokens(address: str) -> tuple[str, ...]:
     """Return what may be the token of this user's job at an address, if none was given to it."""
-    found = [
+    tokens = [
         find_token("job", address, is_on_one_host=here, creates=False) for here in (False, True)
     ]
-    return tuple(dict.fromkeys(token.secret for token in found))  # once, if both are equal
+    return tuple(dict.fromkeys(token.secret for token in tokens))  # once, if both are equal
 
 
 def host_file() -> str:

@@ -34,7 +34,7 @@ class Launcher(NamedTuple):
     name: str
     indices: tuple[str, ...]
     counts: tuple[str, ...]
-    address: Callable[[Environment], str | None] = lambda env: None  # of the meeting place
+    address: Callable[[Environment], str | None] = lambda env: None  # of the coordinator
     local_indices: tuple[str, ...] = ()  # among the processes of this host
     local_counts: tuple[str, ...] = ()
     same_index: tuple[str, ...] = ()  # must agree with the index; not sufficient alone
@@ -64,13 +64,13 @@ def variables_of(env: Environment, names: Iterable[str]) -> dict[str, str]:
     return {name: env[name].strip() for name in names if env.get(name, "").strip()}
 
 
-def shown(found: Mapping[str, object]) -> str:
+def shown(variables: Mapping[str, object]) -> str:
     """Return variables or arguments as text.
 
     >>> shown({"RANK": "1", "WORLD_SIZE": "4"})
     'RANK=1, WORLD_SIZE=4'
     """
-    return ", ".join(f"{name}={value}" for name, value in found.items())
+    return ", ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def derived_port(key: str) -> int:
@@ -267,12 +267,14 @@ def tpu_address(env: Environment) -> str | None:
     Raises:
       InitializeError: its name does not resolve.
     """
-    found = _tpu_detected(*(env.get(name) for name in _TPU_READ))
-    if found is None:
+    detected = _tpu_detected(*(env.get(name) for name in _TPU_READ))
+    if detected is None:
         return None
     try:
         return str(
-            found.get_coordinator_address(timeout_secs=_RESOLVE_S, override_coordinator_port=None)
+            detected.get_coordinator_address(
+                timeout_secs=_RESOLVE_S, override_coordinator_port=None
+            )
         )
     except Exception as error:
         raise _tpu_undetected(error) from error
@@ -337,16 +339,16 @@ def jobs_of(listed: str) -> list[str]:
 def dtensor_completed(env: Mapping[str, str], problems: list[str]) -> Mapping[str, str]:
     """Return the environment, with index and count added if this is a process of DTensor."""
     jobs = jobs_of(env.get(_DTENSOR_JOBS, ""))
-    index, number = (env.get(name, "").strip() for name in (DTENSOR_INDEX, _NUMBER))
+    index, count = (env.get(name, "").strip() for name in (DTENSOR_INDEX, _NUMBER))
     if jobs:
         if "" in jobs:
             problems.append(f"{_DTENSOR_JOBS}={env[_DTENSOR_JOBS]!r} has an empty entry")
-        if number and number != str(len(jobs)):
-            problems.append(f"{_NUMBER}={number} contradicts the {len(jobs)} {DTENSOR_COUNT}")
+        if count and count != str(len(jobs)):
+            problems.append(f"{_NUMBER}={count} contradicts the {len(jobs)} {DTENSOR_COUNT}")
         return {**env, DTENSOR_INDEX: index or "0", DTENSOR_COUNT: str(len(jobs))}
     shown = [
         f"{name}={value}"
-        for name, value, alone in ((DTENSOR_INDEX, index, "0"), (_NUMBER, number, "1"))
+        for name, value, alone in ((DTENSOR_INDEX, index, "0"), (_NUMBER, count, "1"))
         if value not in ("", alone)
     ]
     if shown:
@@ -358,7 +360,7 @@ def dtensor_completed(env: Mapping[str, str], problems: list[str]) -> Mapping[st
 
 
 def dtensor_address(env: Mapping[str, str]) -> str | None:
-    """Return the meeting address: the entry of process 0, or None if it is not an address."""
+    """Return the coordinator's address: the entry of process 0, or None if it is not an address."""
     first = next(iter(jobs_of(env.get(_DTENSOR_JOBS, ""))), None)
     if first is None or first.startswith("/bns/"):
         return None

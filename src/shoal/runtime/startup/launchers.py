@@ -59,7 +59,7 @@ class JobPlace(NamedTuple):
 
     process: int
     num_processes: int
-    address: str | None  # the meeting place, host:port; None in a job of one, or by rendezvous
+    address: str | None  # the coordinator, host:port; None in a job of one, or by rendezvous
     bind_host: str | None  # where process 0 binds it; None: the default
     jax_service: str | None  # JAX's service, if a launcher runs both; None: process 0 starts both
     token: str  # as given; "": see `job_token`
@@ -129,9 +129,11 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
     if numbers.num_processes > 1:
         where = meets_at(arguments.coordinator_address, env, launched, problems)
     # A launcher that runs the services sets SHOAL_COORDINATOR.
-    is_launchers = where.source == "SHOAL_COORDINATOR"
-    token, source = given_token(arguments, env, problems, is_launchers=is_launchers)
-    jax_service = env.get("SHOAL_JAX_SERVICE") if is_launchers else None
+    launcher_runs_services = where.source == "SHOAL_COORDINATOR"
+    token, source = given_token(
+        arguments, env, problems, launcher_runs_services=launcher_runs_services
+    )
+    jax_service = env.get("SHOAL_JAX_SERVICE") if launcher_runs_services else None
     reason = numbers.reason
     if where.source:
         reason = f"{reason}; address from {where.source}"
@@ -240,23 +242,23 @@ def _place(arguments: Arguments, env: Environment, problems: list[str]) -> _JobN
                 "or pass num_processes= and process_id= (num_processes=1: a job of one)"
             )
         return _JobNumbers(0, 1, "no launcher's variables: a job of one process")
-    index, count, words, launcher, completed = numbers
+    index, count, source, launcher, completed = numbers
     if index is None or count is None:
         return _half(numbers, env, problems)
     local = _local_place(launcher, completed, count, problems)
-    return _JobNumbers(index, count, words, Launched(launcher, completed, count, local))
+    return _JobNumbers(index, count, source, Launched(launcher, completed, count, local))
 
 
 def _half(numbers: _Numbers, env: Environment, problems: list[str]) -> _JobNumbers:
     """Refuse a pair with one number missing."""
-    launcher, words = numbers.launcher, numbers.words
+    launcher, source = numbers.launcher, numbers.words
     if launcher.advice:
         raise InitializeError(
-            f"initialize: {words} shows a job, but not its number of processes\n{launcher.advice}"
+            f"initialize: {source} shows a job, but not its number of processes\n{launcher.advice}"
         )
     lacking = (launcher.counts if numbers.num_processes is None else launcher.indices)[0]
-    problems.append(f"{words} without {lacking}: set both or neither")
-    return _JobNumbers(0, 1, words)
+    problems.append(f"{source} without {lacking}: set both or neither")
+    return _JobNumbers(0, 1, source)
 
 
 def _launchers_of(method: object, problems: list[str]) -> Sequence[Launcher]:
@@ -287,25 +289,27 @@ def _of_launcher(launcher: Launcher, env: Environment, problems: list[str]) -> _
     env = launcher.completed(env, problems)
     indices = (*launcher.indices, *launcher.same_index)
     variables = variables_of(env, (*launcher.needs, *indices, *launcher.counts))
-    at = next((name for name in launcher.indices if name in variables), None)
-    of = next((name for name in launcher.counts if name in variables), None)
-    if not (at or of) or any(name not in variables for name in launcher.needs):
+    index_name = next((name for name in launcher.indices if name in variables), None)
+    count_name = next((name for name in launcher.counts if name in variables), None)
+    if not (index_name or count_name) or any(name not in variables for name in launcher.needs):
         return None
-    words = f"{launcher.name} ({shown(variables)})"
-    if at is not None and of is not None:
-        for main, aliases in ((at, indices), (of, launcher.counts)):
+    source = f"{launcher.name} ({shown(variables)})"
+    if index_name is not None and count_name is not None:
+        for main, aliases in ((index_name, indices), (count_name, launcher.counts)):
             differ = [n for n in aliases if n in variables and variables[n] != variables[main]]
             problems += [f"{main}={variables[main]} contradicts {n}={variables[n]}" for n in differ]
-        return _Numbers(*_fit(variables, at, of, problems), words, launcher, env)
-    half = next(f"{name}={variables[name]}" for name in (at, of) if name is not None)
+        return _Numbers(*_fit(variables, index_name, count_name, problems), source, launcher, env)
+    half = next(
+        f"{name}={variables[name]}" for name in (index_name, count_name) if name is not None
+    )
     if half in launcher.no_job:
         return None
-    index = whole(at, variables[at], 0, problems) if at else None
-    count = whole(of, variables[of], 1, problems) if of else None
+    index = whole(index_name, variables[index_name], 0, problems) if index_name else None
+    count = whole(count_name, variables[count_name], 1, problems) if count_name else None
     return _Numbers(
         process=0 if count == 1 else index,
         num_processes=count,
-        words=words,
+        words=source,
         launcher=launcher,
         env=env,
     )
@@ -316,19 +320,23 @@ def _local_place(
 ) -> LocalPlace:
     """Return the local index and count of this process."""
     variables = variables_of(env, (*launcher.local_indices, *launcher.local_counts))
-    at = next((name for name in launcher.local_indices if name in variables), None)
-    of = next((name for name in launcher.local_counts if name in variables), None)
+    index_name = next((name for name in launcher.local_indices if name in variables), None)
+    count_name = next((name for name in launcher.local_counts if name in variables), None)
     index = count = None
-    if at is not None and of is not None:
-        index, count = _fit(variables, at, of, problems)
-    elif at is not None:
-        index = whole(at, variables[at], 0, problems)
-    elif of is not None:
-        count = whole(of, variables[of], 1, problems)
-    if of is not None and count is not None and count > num_processes:
-        problems.append(f"{of}={count} contradicts the {num_processes} processes of the whole job")
-    words = shown({name: variables[name] for name in (of or at,) if name})  # alike on all processes
-    return LocalPlace(index, count, words, launcher.binds_devices(env))
+    if index_name is not None and count_name is not None:
+        index, count = _fit(variables, index_name, count_name, problems)
+    elif index_name is not None:
+        index = whole(index_name, variables[index_name], 0, problems)
+    elif count_name is not None:
+        count = whole(count_name, variables[count_name], 1, problems)
+    if count_name is not None and count is not None and count > num_processes:
+        problems.append(
+            f"{count_name}={count} contradicts the {num_processes} processes of the whole job"
+        )
+    source = shown(
+        {name: variables[name] for name in (count_name or index_name,) if name}
+    )  # alike on all processes
+    return LocalPlace(index, count, source, launcher.binds_devices(env))
 
 
 def _local_devices(
@@ -342,13 +350,20 @@ def _local_devices(
     return local_devices.chosen(launched.local, env, problems)
 
 
-def _fit(found: Mapping[str, object], at: str, of: str, problems: list[str]) -> tuple[int, int]:
+def _fit(
+    variables: Mapping[str, object], index_name: str, count_name: str, problems: list[str]
+) -> tuple[int, int]:
     """Return (index, count), checked; (0, 1) after a problem."""
-    index, count = (whole(name, found[name], least, problems) for name, least in ((at, 0), (of, 1)))
+    index, count = (
+        whole(name, variables[name], least, problems)
+        for name, least in ((index_name, 0), (count_name, 1))
+    )
     if index is None or count is None:
         return 0, 1
     if index >= count:
-        problems.append(f"{at}={index} is out of range for {of}={count}: 0 to {count - 1}")
+        problems.append(
+            f"{index_name}={index} is out of range for {count_name}={count}: 0 to {count - 1}"
+        )
         return 0, 1
     return index, count
 
@@ -438,17 +453,21 @@ def _at(address: str, source: str, problems: list[str]) -> MeetsAt:
 def _in_directory(directory: str, launched: Launched | None, problems: list[str]) -> MeetsAt:
     if not os.path.isabs(directory):
         problems.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path")
-    return MeetsAt(None, Rendezvous(directory, _name(launched), False), "SHOAL_RENDEZVOUS")
+    return MeetsAt(
+        None, Rendezvous(directory, _directory_name(launched), False), "SHOAL_RENDEZVOUS"
+    )
 
 
 def _here(launched: Launched) -> Rendezvous:
     launcher, env = launched.launcher, launched.env
     # Those with a blank in their name are not the process's: `completed` has added them.
     own = [f"{name}={env[name]}" for name in launcher.own if name in env and " " not in name]
-    return Rendezvous(local_base(), _name(launched, launcher_of(own, launcher.daemon)), True)
+    return Rendezvous(
+        local_base(), _directory_name(launched, launcher_of(own, launcher.daemon)), True
+    )
 
 
-def _name(launched: Launched | None, *more: str) -> str:
+def _directory_name(launched: Launched | None, *more: str) -> str:
     """Return the name of this job's directory, equal on all its processes."""
     if launched is None:
         return "shoal-job"

@@ -1,6 +1,6 @@
 """Join a job, and wait for unfinished work before leaving it.
 
-All N processes first send HELLO to the meeting place. Every possible mistake of a job (a process is
+All N processes first send HELLO to the coordinator. Every possible mistake of a job (a process is
 missing, an index is taken twice, counts or versions differ) is answered there, in Python, on all.
 Only then does any process touch JAX's service, which would answer the same mistakes by aborting it.
 """
@@ -22,23 +22,23 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.client.interface import JobClient
+from shoal.runtime.client.over_tcp import TcpJobClient
 from shoal.runtime.exit.unfinished import pause_s
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.jax_service.certificates import NO_SHIELD
-from shoal.runtime.jax_service.keeper_link import (
-    HostKeeper,
-    find_host_keeper,
+from shoal.runtime.jax_service.host_agent_link import (
+    HostAgent,
+    find_host_agent,
     is_likely_leader,
     without_proxy,
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup import inherited
+from shoal.runtime.startup.coordinator_address import join_coordinator
 from shoal.runtime.startup.device_start import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.launchers import JobPlace, decide, innermost
-from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.startup.not_joined import claim_index, mark_member
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.single_process import alone
@@ -60,39 +60,39 @@ def find_cluster(arguments: Arguments, *, reports: bool = False) -> tuple[JobPla
     Args:
       reports: whether to log the variables that do not exist, which may be why it fails.
     """
-    found, process = jax_runtime.attached(), 0
+    attached, process = jax_runtime.attached(), 0
     try:
-        cluster = _attach(found, arguments) if found else decide(arguments, os.environ)
+        cluster = _attach(attached, arguments) if attached else decide(arguments, os.environ)
         process = cluster.process
     finally:
         unknown = settings.unknown_variables(os.environ) if reports else {}
         if unknown:  # on one process: the others most likely have the same ones
             level = logging.INFO if process else logging.WARNING
             _LOG.log(level, "%s", "\n".join(unknown.values()))
-    return cluster, found is not None
+    return cluster, attached is not None
 
 
-def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
+def _attach(attached: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
     """Return the place in the job that JAX joined; arguments and variables must agree."""
-    pair: dict[str, int] = {"num_processes": found.num_processes, "process_id": found.process}
+    pair: dict[str, int] = {"num_processes": attached.num_processes, "process_id": attached.process}
     for name, value in pair.items():
         given = getattr(arguments, name)
         if given is not None and given != value:
             raise InitializeError(
                 f"initialize({name}={given}), but jax.distributed joined this process as "
-                f"{found.process} of {found.num_processes}"
+                f"{attached.process} of {attached.num_processes}"
             )
     numbers = arguments._replace(
-        # A launcher that runs JAX's service runs a meeting place too, and gives its address.
-        coordinator_address=None if _is_launched(found.address) else found.address,
-        num_processes=found.num_processes,
-        process_id=found.process,
+        # A launcher that runs JAX's service runs a coordinator too, and gives its address.
+        coordinator_address=None if _is_launched(attached.address) else attached.address,
+        num_processes=attached.num_processes,
+        process_id=attached.process,
     )
     return decide(numbers, os.environ)
 
 
 def _is_launched(jax_service: str) -> bool:
-    """Return whether this is the launcher's service; on other hosts, by a splice of this host."""
+    """Return whether this is the launcher's service; on other hosts, by a proxy of this host."""
     launched = os.environ.get("SHOAL_JAX_SERVICE", "")
     is_far = bool(launched) and not is_loopback(split_address(launched)[0])
     return launched == jax_service or (is_far and is_loopback(split_address(jax_service)[0]))
@@ -116,10 +116,10 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool, has_left: bool = Fals
             f"too late to join a job of {cluster.num_processes}: JAX has created its devices\n"
             "call initialize() before the first use of jax.devices(), jnp or jit"
         )
-    wishes = [("virtual_devices", cluster.virtual_devices, jax_runtime.virtual_devices)]
+    requests = [("virtual_devices", cluster.virtual_devices, jax_runtime.virtual_devices)]
     if cluster.virtual_devices is None:  # which takes precedence
-        wishes = [("host_devices", cluster.host_devices, jax_runtime.host_devices)]
-    for name, wanted, present in wishes:
+        requests = [("host_devices", cluster.host_devices, jax_runtime.host_devices)]
+    for name, wanted, present in requests:
         if wanted is not None and present() != wanted:
             raise InitializeError(
                 f"too late for {name}={wanted}: JAX has created its devices\n"
@@ -137,8 +137,8 @@ def leave_outer_job() -> None:
 
 def become_member(
     cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int, hooks: bool
-) -> Coordinator:
-    """Join the job; return the coordinator.
+) -> JobClient:
+    """Join the job; return the job client.
 
     Args:
       cluster: this process's place.
@@ -153,25 +153,25 @@ def become_member(
     if cluster.num_processes == 1:
         return alone()
     open_standard_streams()
-    keeper = HostKeeper(cluster.name)
+    host_agent = HostAgent(cluster.name)
 
     def before_hello() -> None:
         if is_likely_leader(cluster.process, os.environ):
-            keeper.start_early()
+            host_agent.start_early()
         fault_points.reach("initialize.before_hello", cluster.process)
 
     try:
         number = attempt if is_attached else None
-        joined, token = join_place(
+        joined, token = join_coordinator(
             cluster, deadline, attempt=number, before_hello=before_hello, outlasts=hooks
         )
         if hooks:
             joined.abandon_in_forked_children()
     except BaseException:
-        keeper.dismiss()
+        host_agent.dismiss()
         raise
     try:
-        _enter(cluster, joined, keeper, token, deadline, is_attached=is_attached)
+        _enter(cluster, joined, host_agent, token, deadline, is_attached=is_attached)
     except BaseException as error:
         joined.report("failed", f"initialize: {error}")
         if not is_attached:  # before the services end: JAX's client aborts when its service does
@@ -188,14 +188,14 @@ def become_member(
 
 def _enter(
     cluster: JobPlace,
-    joined: TcpCoordinator,
-    keeper: HostKeeper,
+    joined: TcpJobClient,
+    host_agent: HostAgent,
     token: str,
     deadline: float,
     *,
     is_attached: bool,
 ) -> None:
-    """Connect the devices, each host through its keeper's splice; then meet."""
+    """Connect the devices, each host through its host agent's proxy; then meet."""
     jax_service = "" if is_attached else joined.jax_service
     if not (is_attached or jax_service):
         raise InitializeError(
@@ -209,13 +209,15 @@ def _enter(
             certificates.check(jax_service, deadline)
         if joined.num_processes > 1:
             has_tls = certificates.are_given and not is_attached
-            near = find_host_keeper(keeper, joined, token, jax_service, deadline, has_tls=has_tls)
+            near = find_host_agent(
+                host_agent, joined, token, jax_service, deadline, has_tls=has_tls
+            )
         if certificates.need_direct and not is_attached:
             near = jax_service
             if joined.process == 0:
                 _LOG.warning(NO_SHIELD)
     finally:
-        keeper.dismiss()
+        host_agent.dismiss()
     place_host = split_address(joined.address)[0]
     jax_runtime.use_loopback(joined.welcome.is_on_one_host or is_loopback(place_host))
     if not is_attached:
@@ -229,7 +231,7 @@ def _enter(
 
 
 def _connect_devices(
-    joined: Coordinator, near: str, deadline: float, partition_index: int | None
+    joined: JobClient, near: str, deadline: float, partition_index: int | None
 ) -> None:
     """Join JAX's service through `near`. It waits for all; give up when a process is lost.
 
@@ -275,7 +277,7 @@ def is_connecting() -> bool:
     return any(thread.name == _CONNECTING for thread in threading.enumerate())
 
 
-def wait_until_idle(joined: Coordinator, deadline: float) -> None:
+def wait_until_idle(joined: JobClient, deadline: float) -> None:
     """Wait until this process's devices have computed what they were given.
 
     Raises:
@@ -283,7 +285,7 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
       DeadlineError: they were not computed in time.
     """
     query_at = time.monotonic() + 1.0
-    is_done = device_work.until_now()
+    is_done = device_work.issued_work()
     while not is_done():
         if time.monotonic() >= min(query_at, deadline):
             check_living(joined, deadline, "finishing its computations")
@@ -291,7 +293,7 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
         time.sleep(0.002)
 
 
-def wait_for_saves(joined: Coordinator, deadline: float, caller: str = "shutdown") -> None:
+def wait_for_saves(joined: JobClient, deadline: float, caller: str = "shutdown") -> None:
     """Wait until no thread of this process is saving, whether its save succeeds or not.
 
     Args:

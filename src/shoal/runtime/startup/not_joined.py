@@ -7,7 +7,7 @@ namespace, or in the process itself, after an exec; and it is of no consequence 
 joins another job, as one that a launcher started within the member has other variables.
 
 A child that was started before its parent joined has no mark. Where the job has an address, the
-meeting place refuses the second process of one index. A directory is empty once the job has begun,
+coordinator refuses the second process of one index. A directory is empty once the job has begun,
 and the child would wait there: so a member whose job met in one of this host listens at a socket
 whose name is made of the directory and its index.
 """
@@ -61,8 +61,8 @@ def mark_member(cluster: JobPlace) -> None:
     status = status_of(os.getpid())
     jobs = {*_jobs(cluster), *_jobs(_launched())}
     numbers = (cluster.process, os.getpid(), status.started_ticks if status else 0)
-    words = [*map(str, numbers), _digest(pid_namespace()), *sorted(jobs)]
-    os.environ[_MARK] = " ".join(words)
+    fields = [*map(str, numbers), _digest(pid_namespace()), *sorted(jobs)]
+    os.environ[_MARK] = " ".join(fields)
 
 
 def unmark_member() -> None:
@@ -183,8 +183,8 @@ def _jobs(cluster: JobPlace | None) -> set[str]:
     return {_digest(key) for key in keys}
 
 
-def _digest(words: str) -> str:
-    return short_digest(words.encode(errors="surrogateescape")).hex()
+def _digest(text: str) -> str:
+    return short_digest(text.encode(errors="surrogateescape")).hex()
 
 
 def _exists(pid: int) -> bool:

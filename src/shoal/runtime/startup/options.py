@@ -68,19 +68,23 @@ def bind_host(arguments: Arguments, env: Environment, problems: list[str]) -> st
 
 
 def given_token(
-    arguments: Arguments, env: Environment, problems: list[str], *, is_launchers: bool = False
+    arguments: Arguments,
+    env: Environment,
+    problems: list[str],
+    *,
+    launcher_runs_services: bool = False,
 ) -> tuple[str, str]:
     """Return the token of the job, if it is given, and its source. Messages must not show it.
 
     Args:
-      is_launchers: whether a launcher runs the services: theirs is the token then.
+      launcher_runs_services: whether a launcher runs them: the token is the launcher's then.
     """
     given = arguments.token
     if given is not None and not isinstance(given, str):
         problems.append(WrongType("token must be a string"))
         given = None
     of_environment = env.get("SHOAL_TOKEN", "").strip()
-    if given and not (is_launchers and of_environment):
+    if given and not (launcher_runs_services and of_environment):
         return given, "token="
     return of_environment, "SHOAL_TOKEN"
 

@@ -154,7 +154,7 @@ class Visit:
                 )
 
     def _answer(self, place: Mapping[str, object]) -> None:
-        drawn = [one for several in self._arrived().values() for one in several]
+        drawn = [draw for several in self._arrived().values() for draw in several]
         whole = self._directory / f"{_ANSWER}.{self._drawn}"
         with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({**place, "to": drawn}, file)
@@ -198,8 +198,8 @@ class Visit:
             "same launcher may use it at the same time"
         )
 
-    def _error(self, words: str, missing: list[int] | None = None) -> InitializeError:
-        return InitializeError(f"{self._waiting}: {words}", missing=missing or ())
+    def _error(self, message: str, missing: list[int] | None = None) -> InitializeError:
+        return InitializeError(f"{self._waiting}: {message}", missing=missing or ())
 
 
 class _Pause:
@@ -210,13 +210,13 @@ class _Pause:
         self._last_s = max(_LAST_PAUSE_S, num_processes / _PROCESSES_PER_S)
         self._warn_at = time.monotonic() + settings.seconds("SHOAL_WARN_AFTER_S")
 
-    def wait(self, words: str) -> bool:
-        """Wait, or return False at the deadline. `words` are logged once if waiting takes long."""
+    def wait(self, message: str) -> bool:
+        """Wait, or return False at the deadline. `message` is logged once if waiting takes long."""
         now = time.monotonic()
         if now >= self._deadline:
             return False
         if now >= self._warn_at:
-            _LOG.warning("%s: %s", self._waiting, words)
+            _LOG.warning("%s: %s", self._waiting, message)
             self._warn_at = float("inf")
         time.sleep(min(self._pause_s, self._deadline - now))
         self._pause_s = min(1.5 * self._pause_s, self._last_s)

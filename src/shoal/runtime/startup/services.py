@@ -1,15 +1,15 @@
-"""The services of a job without a launcher: its meeting place and JAX's service.
+"""The services of a job without a launcher: its coordinator and JAX's service.
 
 Process 0 starts them as separate processes, in a new session, so that neither Ctrl-C nor the death
 of process 0 ends them. They end by themselves:
 
-    process 0 ──starts──▶ services (JAX's service) ──starts──▶ meeting place, until it is empty
+    process 0 ──starts──▶ services (JAX's service) ──starts──▶ coordinator, until it is empty
 
-The meeting place sees every member's connection close, even if all are killed, and ends; its parent
+The coordinator sees every member's connection close, even if all are killed, and ends; its parent
 waits for that. Until all have joined, process 0 holds a leash, a pipe: if it dies or gives up
 before, both end soon, and the address is free again. JAX's service goes last, because its clients
-may abort when it goes first: if the meeting place dies, JAX's service stays until the members had
-time to report that in Python. The meeting place monitors JAX's service, and survives it.
+may abort when it goes first: if the coordinator dies, JAX's service stays until the members had
+time to report that in Python. The coordinator monitors JAX's service, and survives it.
 
 What ends a process may end all that it has started: a container ends with its first process, and
 Slurm ends what the last task of a host leaves. So process 0 of a job on several hosts, or one that
@@ -35,7 +35,7 @@ from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.system.service_commands import (
-    MEETING_PLACE,
+    COORDINATOR,
     allow_child_ends,
     ignore_job_signals,
     service_arguments,
@@ -52,7 +52,7 @@ class ServiceAddresses(NamedTuple):
     """The running services, and their addresses."""
 
     leash: IO[bytes]  # see `release` and `retire`
-    address: str  # of the meeting place
+    address: str  # of the coordinator
     jax_service: str  # empty if the job has one already
     pid: int
 
@@ -73,7 +73,7 @@ def start(
     """Start the services of a job; they end soon unless released.
 
     Args:
-      refusal: why no process can join, which the meeting place answers; "": they can.
+      refusal: why no process can join, which the coordinator answers; "": they can.
       lacks_token: whether that is for want of a token.
       variables: of the environment of the services.
 
@@ -91,11 +91,13 @@ def start(
     )
     line = spawned.first_line(timeout_s)
     if not line:
-        where, words = address_text(bind, port), spawned.last_words()
+        where, reason = address_text(bind, port), spawned.last_words()
         hint = "the address must belong to this host, and its port must be free"
         if settings.text("SHOAL_COORDINATOR") == where:
             hint = "the launcher has started it (SHOAL_COORDINATOR): write shoal.initialize()"
-        raise InitializeError(f"process 0 cannot start the coordinator at {where}: {words}\n{hint}")
+        raise InitializeError(
+            f"process 0 cannot start the coordinator at {where}: {reason}\n{hint}"
+        )
     spawned.detach()
     return ServiceAddresses(spawned.stdin, **json.loads(line), pid=spawned.pid)
 
@@ -121,8 +123,10 @@ def _outlast(services_pid: int, own_pid: int) -> None:
     with contextlib.suppress(ChildProcessError, KeyboardInterrupt):
         while not os.waitpid(services_pid, os.WNOHANG)[0]:
             if time.monotonic() >= warn_at:
-                words = "has ended its program, and waits for the others, whose services it started"
-                print(f"shoal: process 0 {words}", file=sys.stderr, flush=True)
+                activity = (
+                    "has ended its program, and waits for the others, whose services it started"
+                )
+                print(f"shoal: process 0 {activity}", file=sys.stderr, flush=True)
                 warn_at = math.inf
             time.sleep(_LOOK_S)
 
@@ -133,13 +137,13 @@ def retire(services: ServiceAddresses) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
+    """Run JAX's service, and a coordinator beside it, until the job's members are gone."""
     options = _parse(arguments)
     show_part("shoal-services")
-    ignore_job_signals()  # inherited by the meeting place
+    ignore_job_signals()  # inherited by the coordinator
     allow_child_ends()
-    place = Spawned(
-        MEETING_PLACE,
+    coordinator = Spawned(
+        COORDINATOR,
         *service_arguments(options.processes, options.bind, options.port, job=options.job),
         *("--until-empty", "--until-stdin-closes", "--idle-s", str(options.idle_s)),
         *("--refusal", options.refusal),
@@ -149,38 +153,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.no_jax_service:
         from shoal.runtime.jax_service.jax_runtime import JaxService
 
-        service = JaxService()  # while the meeting place starts
-    line = place.first_line(options.idle_s)
+        service = JaxService()  # while the coordinator starts
+    line = coordinator.first_line(options.idle_s)
     if not line:
-        print(place.last_words(), file=sys.stderr)
+        print(coordinator.last_words(), file=sys.stderr)
         return 1
     addresses = json.loads(line) | {"jax_service": ""}
     token = os.environ.get("SHOAL_TOKEN", "")
     link = ServiceLink("JAX's service", token)
     if service is not None:
-        # Only now: "any free port" might have been the meeting place's.
+        # Only now: "any free port" might have been the coordinator's.
         addresses["jax_service"] = service.start(options.processes, token, host=options.bind)
         link.open(addresses["address"])  # before any process joins, which must learn of its end
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may have joined
         print(json.dumps(addresses), flush=True)
     # Process 0 is the first to know that its job cannot start; the others have yet to arrive.
-    _stay(place, link, _REFUSING_S if options.refusal else _RETIRING_S)
+    _stay(coordinator, link, _REFUSING_S if options.refusal else _RETIRING_S)
     link.close()
     if service is not None:
         service.close()
     return 0
 
 
-def _stay(place: Spawned, link: ServiceLink, stands_s: float) -> None:
-    """Wait on the leash until the job has begun, then for the end of the meeting place."""
-    leash, ended = sys.stdin.fileno(), place.stdout.fileno()
+def _stay(coordinator: Spawned, link: ServiceLink, stands_s: float) -> None:
+    """Wait on the leash until the job has begun, then for the end of the coordinator."""
+    leash, ended = sys.stdin.fileno(), coordinator.stdout.fileno()
     if ended not in link.wait(leash, ended):
         if not os.read(leash, 1):  # the leash ended
-            _retire(place, stands_s)
+            _retire(coordinator, stands_s)
             return
         link.wait(ended)
-    if place.wait() != 0:
-        time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
+    if coordinator.wait() != 0:
+        time.sleep(min(settings.seconds("SHOAL_HANG_TIMEOUT_S"), _LINGER_MAX_S))
 
 
 def _retire(place: Spawned, stands_s: float) -> None:

@@ -78,7 +78,7 @@ def source_at(site: str) -> str:
     A call site names a file relative to its import root, on this process or on another one: it is
     looked up among the modules that are loaded here. Read only to explain a failure.
     """
-    path, number = split_site(site)
+    path, line_number = split_site(site)
     if not path:
         return ""
     import linecache
@@ -93,7 +93,7 @@ def source_at(site: str) -> str:
             spec = getattr(names.get("__spec__"), "name", None)
             name = spec or names.get("__name__")
             if isinstance(name, str) and _relative(file, name) == path:
-                lines.add(linecache.getline(file, number, names).strip())
+                lines.add(linecache.getline(file, line_number, names).strip())
     lines.discard("")
     return lines.pop() if len(lines) == 1 else ""
 

@@ -117,8 +117,8 @@ def own_environment() -> dict[str, str]:
     changes it meanwhile, as pytest does for every test. `dict(os.environ)` fails, too, if a
     variable is removed during the copy.
     """
-    found = ((name, os.environ.get(name)) for name in list(os.environ))
-    return {name: value for name, value in found if value is not None}
+    variables = ((name, os.environ.get(name)) for name in list(os.environ))
+    return {name: value for name, value in variables if value is not None}
 
 
 def uninspected(env: Mapping[str, str]) -> dict[str, str]:

@@ -79,8 +79,8 @@ def name_of(versions: Sequence[str], folders: Iterable[str], processor: str) -> 
 
 def _libraries(folders: Iterable[str]) -> Iterator[str]:
     for folder in folders:
-        with os.scandir(folder) as found:
-            yield from (one.path for one in found if one.name.endswith(_LIBRARY))
+        with os.scandir(folder) as entries:
+            yield from (entry.path for entry in entries if entry.name.endswith(_LIBRARY))
 
 
 def _library(path: str) -> str:
@@ -227,12 +227,12 @@ class Entries:
 
     def _files(self) -> Iterator[_File]:
         """Yield the files of all names; others that lie there are not shoal's."""
-        for folder in [one for one in _scan(self._root) if _NAME.fullmatch(one.name)]:
-            for one in _scan(folder.path):
+        for folder in [entry for entry in _scan(self._root) if _NAME.fullmatch(entry.name)]:
+            for entry in _scan(folder.path):
                 with contextlib.suppress(OSError):
-                    if _FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
-                        there = one.stat(follow_symlinks=False)
-                        yield _File(there.st_mtime_ns, one.path, max(there.st_size, _LEAST_BYTES))
+                    if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        there = entry.stat(follow_symlinks=False)
+                        yield _File(there.st_mtime_ns, entry.path, max(there.st_size, _LEAST_BYTES))
 
 
 def _open_entry(path: str, flags: int) -> int:
@@ -242,7 +242,7 @@ def _open_entry(path: str, flags: int) -> int:
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        with os.scandir(folder) as entries:
+            return list(entries)
     except OSError:
         return []

@@ -159,13 +159,13 @@ def parse(text: str) -> tuple[Fault, ...]:
             problems.append(f"{entry!r} is not POINT[@PROCESS][#TURN]:KIND[=VALUE]")
             continue
         point, process, turn, kind, value = match.groups(default="")
-        problems += [f"{entry!r}: {words}" for words in _wrong(point, turn, kind, value)]
-        number = _EVERY if turn == "*" else int(turn or 1)
+        problems += [f"{entry!r}: {problem}" for problem in _wrong(point, turn, kind, value)]
+        turn_number = _EVERY if turn == "*" else int(turn or 1)
         faults.append(
             Fault(
                 point,
                 process=int(process) if process else None,
-                turn=number,
+                turn=turn_number,
                 kind=kind,
                 value=value,
             )
@@ -211,8 +211,8 @@ def _is_duration(value: str) -> bool:
 
 def _let_happen(fault: Fault, process: int | None) -> None:
     if fault.kind in ("kill", "stop"):
-        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
-        os.kill(os.getpid(), number)
+        signal_number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+        os.kill(os.getpid(), signal_number)
     elif fault.kind == "raise":
         raise InjectedError(f"a fault was injected at {fault.point!r}")
     elif fault.kind == "exit":

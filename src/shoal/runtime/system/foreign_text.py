@@ -12,28 +12,28 @@ _MAX_LINE = 800  # characters of a headline
 _MOST_WORD = 40  # characters of a word that is not cut
 
 
-def headline_of(words: str) -> str:
+def headline_of(text: str) -> str:
     """Return the one line that explains why a process is gone.
 
     >>> headline_of("Traceback (most recent call last):\\n  File ...\\nValueError: no\\ndata")
     'ValueError: no'
     """
-    lines = words.strip().splitlines() or [""]
+    lines = text.strip().splitlines() or [""]
     if not is_traceback(lines[0]):
         return one_line(lines[0]).strip()
     # Take the last of a chain; a message may quote yet another traceback.
     begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
-    found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
-    return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
+    filled = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
+    return one_line(next((line for line in filled if line[0] not in " \t+"), lines[-1])).strip()
 
 
-def particulars_of(words: str) -> str:
+def particulars_of(text: str) -> str:
     """Return the text after the headline: the traceback, or nothing."""
-    words = words.strip("\n")
-    first, _, rest = words.partition("\n")
+    text = text.strip("\n")
+    first, _, rest = text.partition("\n")
     if not rest or (is_traceback(rest) and not is_traceback(first)):
         return rest
-    return words
+    return text
 
 
 def one_line(text: str, limit: int = _MAX_LINE) -> str:

@@ -179,8 +179,8 @@ def chosen_devices(env: Mapping[str, str]) -> int:
     >>> chosen_devices({"JAX_NUM_CPU_DEVICES": "4"}), chosen_devices({})
     (4, -1)
     """
-    words = env.get(_CONFIGURED) or env.get("JAX_NUM_CPU_DEVICES") or _in_flags(env)
-    return _number(words)
+    count = env.get(_CONFIGURED) or env.get("JAX_NUM_CPU_DEVICES") or _in_flags(env)
+    return _number(count)
 
 
 def with_configured(devices: int, env: Mapping[str, str]) -> dict[str, str]:
@@ -221,7 +221,7 @@ def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
     """
     given = env.get("PJRT_NPROC", "")
     requested = [*(env.get(name, "") for name in _VARIABLES), _in_flags(env)]
-    if given and given not in [str(2 * _number(words)) for words in requested]:
+    if given and given not in [str(2 * _number(text)) for text in requested]:
         return {}
     return {"PJRT_NPROC": str(2 * devices)} if 2 * devices > num_cores() else {}
 
@@ -231,15 +231,15 @@ def _in_flags(env: Mapping[str, str]) -> str:
     return flags[-1] if flags else ""
 
 
-def _number(words: str) -> int:
-    words = words.strip()  # as JAX does
-    if words.isascii() and words.isdigit():
-        return int(words)
+def _number(text: str) -> int:
+    text = text.strip()  # as JAX does
+    if text.isascii() and text.isdigit():
+        return int(text)
     return -1
 
 
-def _differs(words: str | None, devices: int) -> bool:
-    return words is not None and bool(words.strip()) and _number(words) != devices
+def _differs(text: str | None, devices: int) -> bool:
+    return text is not None and bool(text.strip()) and _number(text) != devices
 
 
 # ---- The number of cores available to this process.

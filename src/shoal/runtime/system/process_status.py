@@ -77,7 +77,7 @@ def status_of(pid: int) -> ProcessStatus | None:
 def _read(pid: int) -> ProcessStatus | None:
     try:
         fields = _fields(f"/proc/{pid}/stat")
-        parent, session, num_threads, started = (int(fields[at]) for at in (1, 3, 17, 19))
+        parent, session, num_threads, started = (int(fields[index]) for index in (1, 3, 17, 19))
         return ProcessStatus(
             state=fields[0].decode(),
             parent=parent,
@@ -188,10 +188,10 @@ def _first(names: tuple[str, str], pattern: str, proc: str, root: str) -> int | 
 def _number(name: str, pattern: str) -> int | None:
     try:
         with open(name) as file:
-            found = re.search(pattern, file.read(), re.MULTILINE)
+            match = re.search(pattern, file.read(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 # ---- Find the descendants of a process by the kernel's parent links (Linux).
@@ -228,14 +228,14 @@ def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
     for pid, status in all_statuses():
         if not status.has_ended:
             children[status.parent].append(Relative(pid, status.session))
-    found: list[Relative] = []
+    relatives: list[Relative] = []
     parents = [root]
     while parents:
         for relative in children.pop(parents.pop(), ()):
             if relative.pid not in without:
-                found.append(relative)
+                relatives.append(relative)
                 parents.append(relative.pid)
-    return found
+    return relatives
 
 
 def send(relatives: Collection[Relative], number: signal.Signals) -> None:

@@ -20,7 +20,7 @@ from shoal import settings
 from shoal.paths import open_no_link
 
 VARIABLE = "SHOAL_PROGRESS_FILE"
-_FIELDS = struct.Struct("<qqq")  # of `Reached`
+_FIELDS = struct.Struct("<qqq")  # of `StepProgress`
 _NUMBER = struct.Struct("<q")
 _SAVES_AT = _FIELDS.size  # how many saves are running
 _DONE_AT = _SAVES_AT + _NUMBER.size  # 1: see `note_done`
@@ -30,45 +30,47 @@ _SIZE = _LOADED_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
-class Reached(NamedTuple):
+class StepProgress(NamedTuple):
     """The highest step that was begun, that was saved, and that has ended; -1: none."""
 
     step: int = -1
     saved: int = -1
     ended: int = -1
 
-    def joined(self, other: Reached) -> Reached:
+    def joined(self, other: StepProgress) -> StepProgress:
         """Return the higher numbers of both, which are of one process or of two attempts."""
-        return Reached(*map(max, self, other))
+        return StepProgress(*map(max, self, other))
 
 
-def reached_together(each: Iterable[Reached]) -> Reached:
+def reached_together(each: Iterable[StepProgress]) -> StepProgress:
     """Return how far the processes of one attempt, or of its hosts, have come together.
 
     The step that has ended is the lowest of those that note steps: the others may have gone further
     by chance, or have started work on devices that did not finish.
 
-    >>> reached_together([Reached(9, 3, 8), Reached(7, -1, 6), Reached()])
-    Reached(step=9, saved=3, ended=6)
+    >>> reached_together([StepProgress(9, 3, 8), StepProgress(7, -1, 6), StepProgress()])
+    StepProgress(step=9, saved=3, ended=6)
     """
     each = list(each)
-    step, saved, _ = functools.reduce(Reached.joined, each, Reached())
-    return Reached(step, saved, min((one.ended for one in each if one.step >= 0), default=-1))
+    step, saved, _ = functools.reduce(StepProgress.joined, each, StepProgress())
+    return StepProgress(
+        step, saved, min((progress.ended for progress in each if progress.step >= 0), default=-1)
+    )
 
 
 def prepare(path: str) -> None:
     """Write a file for a process that has not reached any step yet."""
     with open(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(_FIELDS.pack(*Reached()) + bytes(_SIZE - _FIELDS.size))
+        file.write(_FIELDS.pack(*StepProgress()) + bytes(_SIZE - _FIELDS.size))
 
 
-def read(path: str) -> Reached:
+def read(path: str) -> StepProgress:
     """Return the steps that a process has reached; none if the file is gone."""
     try:
         with open(path, "rb") as file:
-            return Reached(*_FIELDS.unpack_from(file.read()))
+            return StepProgress(*_FIELDS.unpack_from(file.read()))
     except (OSError, struct.error):
-        return Reached()
+        return StepProgress()
 
 
 def is_saving(path: str) -> bool:
@@ -91,15 +93,15 @@ def has_loaded(path: str) -> bool:
     return _read_number(path, _LOADED_AT) > 0
 
 
-def _read_number(path: str, at: int) -> int:
+def _read_number(path: str, offset: int) -> int:
     try:
         with open(path, "rb") as file:
-            return int(_NUMBER.unpack_from(file.read(), at)[0])
+            return int(_NUMBER.unpack_from(file.read(), offset)[0])
     except (OSError, struct.error):
         return 0
 
 
-def take(path: str) -> Reached:
+def take(path: str) -> StepProgress:
     """Return the steps that a process has reached, and remove the file."""
     reached = read(path)
     with contextlib.suppress(OSError):
@@ -107,26 +109,26 @@ def take(path: str) -> Reached:
     return reached
 
 
-def note_step(number: int) -> None:
+def note_step(step: int) -> None:
     """Record that this process begins a step."""
-    _raise(0, number)
+    _raise(0, step)
 
 
-def note_saved(number: int) -> None:
+def note_saved(step: int) -> None:
     """Record that a step is saved."""
-    _raise(1, number)
+    _raise(1, step)
 
 
-def note_ended(number: int) -> None:
+def note_ended(step: int) -> None:
     """Record that this process has ended a step."""
-    _raise(2, number)
+    _raise(2, step)
 
 
-def note_turn(number: int) -> None:
-    """Record that this process is between two steps, and that the one before `number` has ended."""
+def note_turn(step: int) -> None:
+    """Record that this process is between two steps, and that the one before `step` has ended."""
     if _own_file() is not None:  # under no launcher, as fast as can be: called in each turn
-        _raise(0, number)
-        _raise(2, number - 1)
+        _raise(0, step)
+        _raise(2, step - 1)
 
 
 def note_done() -> None:
@@ -167,13 +169,13 @@ def _count_save(change: int) -> None:
             _NUMBER.pack_into(file, _SAVES_AT, _NUMBER.unpack_from(file, _SAVES_AT)[0] + change)
 
 
-def _raise(field: int, number: int) -> None:
-    """Write a number of `Reached`, if it is higher than the one there."""
+def _raise(field: int, step: int) -> None:
+    """Write a number of `StepProgress`, if it is higher than the one there."""
     file = _own_file()
     if file is not None:
-        at = field * _NUMBER.size
-        if number > _NUMBER.unpack_from(file, at)[0]:
-            _NUMBER.pack_into(file, at, min(number, _MOST))
+        offset = field * _NUMBER.size
+        if step > _NUMBER.unpack_from(file, offset)[0]:
+            _NUMBER.pack_into(file, offset, min(step, _MOST))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Iterable
 
-MEETING_PLACE = "shoal.runtime.server.meeting_place"  # modules, for `python -P -m`
+COORDINATOR = "shoal.runtime.server.coordinator"  # modules, for `python -P -m`
 JAX_SERVICE = "shoal.runtime.jax_service.jax_runtime"
 
 
@@ -84,13 +84,13 @@ def show_command(*words: str) -> None:
             ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def introduction(meeting_place: str) -> bytes:
-    """Return the line that connects JAX's service to the meeting place, which monitors it.
+def introduction(coordinator: str) -> bytes:
+    """Return the line that connects JAX's service to the coordinator, which monitors it.
 
     >>> introduction("a:8476")
-    b'{"meeting_place": "a:8476"}\\n'
+    b'{"coordinator": "a:8476"}\\n'
     """
-    return json.dumps({"meeting_place": meeting_place}).encode() + b"\n"
+    return json.dumps({"coordinator": coordinator}).encode() + b"\n"
 
 
 # ---- Signals that are for a whole job.

@@ -21,7 +21,7 @@ def shapes_only() -> bool:
 @contextmanager
 def for_shapes_only() -> Iterator[None]:
     """In the block `put`, `create`, `from_host_local` and `relayout` return arrays without values,
-    and leave no trail; calls in which processes meet are refused. Host values are themselves."""
+    and are not recorded; calls in which processes meet are refused. Host values are themselves."""
     token = _shapes_only.set(True)
     try:
         yield

@@ -54,10 +54,10 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
     return _cut(blocks, max_bytes)
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    letter = int(found[1] or found[2] or found[3], 16)
+def _unescaped(match: re.Match[str]) -> str:
+    letter = int(match[1] or match[2] or match[3], 16)
     # A control character, or one that no text can hold, would be taken for something else.
-    return chr(letter) if chr(min(letter, 0x10FFFF)).isprintable() else found[0]
+    return chr(letter) if chr(min(letter, 0x10FFFF)).isprintable() else match[0]
 
 
 class DumpFile:
@@ -126,19 +126,19 @@ def _dump_path(pid: int) -> str | None:
     return None
 
 
-def _catches(pid: int, number: int) -> bool:
+def _catches(pid: int, signal_number: int) -> bool:
     """Return whether a process handles a signal: it would end it otherwise."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
         masks = [int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+    return any(mask >> (signal_number - 1) & 1 for mask in masks)
 
 
 def _without_launcher(block: list[str]) -> list[str]:
     """Leave out the frames of the launcher, which stand above every program."""
     lines = block[:1]
     for line in block[1:]:
-        found = _FRAME.search(line)
-        file = "" if found is None else found[1]
+        match = _FRAME.search(line)
+        file = "" if match is None else match[1]
         if file != "<frozen runpy>" and not (is_own_file(file) and file.endswith(_LAUNCHER)):
             lines.append(line)
     return lines
@@ -192,11 +192,11 @@ def _blocks(text: str) -> list[list[str]]:
 
 def _named(block: list[str]) -> list[str]:
     """Replace the thread's number with its name."""
-    found = _HEAD.match(block[0])
-    if found is None:
+    match = _HEAD.match(block[0])
+    if match is None:
         return block
-    number = int(found[1], 16)
-    name = next((t.name for t in threading.enumerate() if t.ident == number), "")
+    thread_id = int(match[1], 16)
+    name = next((t.name for t in threading.enumerate() if t.ident == thread_id), "")
     return [f"Thread {name!r} (most recent call first):" if name else block[0], *block[1:]]
 
 

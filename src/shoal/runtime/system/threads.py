@@ -24,13 +24,13 @@ def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: in
     `ended_with_others`.
     """
     listed = list(items)
-    crew = _Crew(work, listed)
-    crew.note_errors_of(lambda: crew.call(min(most, len(listed)) - 1))
-    crew.note_errors_of(crew.do_a_share)
-    while not crew.note_errors_of(crew.wait):
+    workers = _Workers(work, listed)
+    workers.note_errors_of(lambda: workers.call(min(most, len(listed)) - 1))
+    workers.note_errors_of(workers.do_a_share)
+    while not workers.note_errors_of(workers.wait):
         pass
-    if crew.errors:
-        raise crew.errors[0]
+    if workers.errors:
+        raise workers.errors[0]
 
 
 @contextlib.contextmanager
@@ -39,20 +39,20 @@ def ended_with_others(end: Callable[[], object]) -> Iterator[None]:
 
     It may be called again, and also if the block has just ended.
     """
-    crew = _CREW.get()
-    if crew is None or crew.is_over:  # an interrupt may have kept it from being reset
+    workers = _WORKERS.get()
+    if workers is None or workers.is_over:  # an interrupt may have kept it from being reset
         yield
         return
-    crew.ends.append(end)
+    workers.ends.append(end)
     try:
-        if crew.errors:
+        if workers.errors:
             end()
         yield
     finally:
-        crew.ends.remove(end)
+        workers.ends.remove(end)
 
 
-class _Crew(Generic[T]):
+class _Workers(Generic[T]):
     """Threads that do the same work.
 
     If an interrupt hits while a thread is being started, it is unknown whether it will run: so each
@@ -106,11 +106,11 @@ class _Crew(Generic[T]):
 
     def do_a_share(self) -> None:
         """Do a share of the work in the calling thread."""
-        token = _CREW.set(self)
+        token = _WORKERS.set(self)
         try:
             self._work(self._share())
         finally:
-            _CREW.reset(token)
+            _WORKERS.reset(token)
 
     def _end_all(self) -> None:
         for end in list(self.ends):
@@ -139,4 +139,4 @@ class _Crew(Generic[T]):
             yield item
 
 
-_CREW: ContextVar[_Crew[Any] | None] = ContextVar("shoal_crew", default=None)
+_WORKERS: ContextVar[_Workers[Any] | None] = ContextVar("shoal_crew", default=None)

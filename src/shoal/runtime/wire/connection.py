@@ -144,11 +144,11 @@ def open_socket(address: tuple[str, int], limit: float) -> socket.socket:
     except LinkError:
         raise UnknownNameError(host, "it is not a valid name") from None
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise UnknownNameError(host, error.strerror or str(error)) from None
     problems = []
-    for family, kind, protocol, _, where in found:
+    for family, kind, protocol, _, where in addresses:
         try:
             return _connected(family, kind, protocol, where, limit)
         except LinkError as error:

@@ -220,21 +220,21 @@ def split_payloads(body: bytes, count: int) -> list[bytes]:
     payloads: list[bytes | None] = [None] * count
     try:
         (num_sides,) = _SIZE.unpack_from(body)
-        at, sides = _SIZE.size, []
+        offset, sides = _SIZE.size, []
         for _ in range(num_sides):
-            num_runs, size = _SIDE.unpack_from(body, at)
-            runs = struct.unpack_from(f"!{2 * num_runs}I", body, at + _SIDE.size)
-            at += _SIDE.size + 8 * num_runs
+            num_runs, size = _SIDE.unpack_from(body, offset)
+            runs = struct.unpack_from(f"!{2 * num_runs}I", body, offset + _SIDE.size)
+            offset += _SIDE.size + 8 * num_runs
             sides.append((size, runs))
     except struct.error:
         raise FrameError("the answer is truncated") from None
     for size, runs in sides:
-        payload, at = body[at : at + size], at + size
+        payload, offset = body[offset : offset + size], offset + size
         for first, end in zip(runs[::2], runs[1::2], strict=True):
             if not first < end <= count or payloads[first:end].count(None) != end - first:
                 raise FrameError("the answer is inconsistent")
             payloads[first:end] = [payload] * (end - first)
-    if at != len(body) or None in payloads:
+    if offset != len(body) or None in payloads:
         raise FrameError("the answer is inconsistent")
     return cast(list[bytes], payloads)
 

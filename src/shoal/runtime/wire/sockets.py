@@ -79,7 +79,7 @@ def short_folder() -> str:
     bytes.
     """
     folders = ("/tmp", "/dev/shm")
-    return next((one for one in folders if os.access(one, os.W_OK | os.X_OK)), folders[0])
+    return next((folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)), folders[0])
 
 
 def bind_host(host: str) -> str:
