@@ -6,25 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runtime.bare_sockets import TOKEN, Place
+from runtime.bare_sockets import TOKEN, BareCoordinator
 from shoal.cli.save import save
 from shoal.errors import CheckpointError, DeadlineError, ProcessLostError, UsageError
 from shoal.runtime.rules.requested_saves import BY_STEPS, EACH_CALL, NO_CHECKPOINTS
 
 
 @pytest.fixture
-def place():
-    place = Place(2)
-    yield place
-    place.end()
+def coordinator():
+    coordinator = BareCoordinator(2)
+    yield coordinator
+    coordinator.end()
 
 
 class Requested:
     """A job of two processes, whose save is requested in a thread."""
 
-    def __init__(self, place, pool, **options):
-        self.job = place.job()
-        self._result = pool.submit(save, place.address, TOKEN, **options)
+    def __init__(self, coordinator, pool, **options):
+        self.job = coordinator.job()
+        self._result = pool.submit(save, coordinator.address, TOKEN, **options)
 
     def answer(self, *paces):
         """Answer for each process that has a pace; process P has passed step 10 + P."""
@@ -40,10 +40,10 @@ class Requested:
 
 
 @pytest.fixture
-def requested(place):
+def requested(coordinator):
     """Return a function that makes a job and requests its save."""
     with ThreadPoolExecutor() as pool:
-        yield lambda **options: Requested(place, pool, **options)
+        yield lambda **options: Requested(coordinator, pool, **options)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,15 @@ def requested(place):
         ((BY_STEPS, NO_CHECKPOINTS), "the job saves step 12, or the first one after it"),
     ],
 )
-def test_the_answer_says_which_job_and_which_step_is_saved(requested, place, capsys, paces, words):
+def test_the_answer_says_which_job_and_which_step_is_saved(
+    requested, coordinator, capsys, paces, words
+):
     job = requested()
     job.answer(*paces)
     job.result()
     said = capsys.readouterr()
     assert said.out == f"requested: {words}\n"
-    assert said.err == f"shoal save: the job at {place.address}\n"
+    assert said.err == f"shoal save: the job at {coordinator.address}\n"
     for process in job.job:
         agreed = {"is": "save", "number": 1, "withdrawn": False, "step": 12, "body": ""}
         assert process.told() == agreed
@@ -101,10 +103,10 @@ def test_the_end_of_the_job_is_an_error(requested, is_answered):
         job.result()
 
 
-def test_a_job_that_has_not_begun(place):
-    place.process(0)
+def test_a_job_that_has_not_begun(coordinator):
+    coordinator.process(0)
     with pytest.raises(UsageError, match="not all processes have joined the job"):
-        save(place.address, TOKEN)
+        save(coordinator.address, TOKEN)
 
 
 def test_then_stop_is_a_notice_which_overtakes_the_request(requested, capsys):

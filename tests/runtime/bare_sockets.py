@@ -106,7 +106,7 @@ class Process(Bare):
 BEAT = {"step": 3, "place": "'x' (a.py:1)", "since_s": 0.5, "step_s": 0.1, "memory_bytes": 7}
 
 
-class Place:
+class BareCoordinator:
     """A coordinator for jobs of some processes."""
 
     def __init__(self, processes, limits=LIMITS):
@@ -114,14 +114,14 @@ class Place:
         self.news = []  # what its launcher is told
         self.now = 1000.0
         server = socket.create_server(("127.0.0.1", 0))
-        self._place = Coordinator(
+        self._coordinator = Coordinator(
             server, processes, token=TOKEN, limits=limits, clock=lambda: self.now,
             on_news=lambda **news: self.news.append(news),
         )  # fmt: skip
-        self.address = self._place.address
+        self.address = self._coordinator.address
         self._leash, self._hand = os.pipe()
         self._thread = threading.Thread(
-            target=self._place.serve, kwargs={"until_closed": self._leash}, daemon=True
+            target=self._coordinator.serve, kwargs={"until_closed": self._leash}, daemon=True
         )
         self._thread.start()
         self.clients = []

@@ -95,7 +95,7 @@ def run_all():
 
 
 @pytest.fixture
-def fresh_place(coordinators):
+def fresh_coordinator(coordinators):
     """Return a function that starts a coordinator of its own; returns its address."""
     servers = []
 

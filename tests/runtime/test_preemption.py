@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from runtime.bare_sockets import LIMITS, Place
+from runtime.bare_sockets import LIMITS, BareCoordinator
 from runtime.coordinator_contract import run_together
 from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
@@ -304,13 +304,15 @@ class Mute:
     """A job of two, whose process 1 is here but never says how far it is."""
 
     def __init__(self):
-        self.place = Place(2, LIMITS._replace(lost_after_s=1e6, silent_lost_after_s=1e6))
+        self.coordinator = BareCoordinator(
+            2, LIMITS._replace(lost_after_s=1e6, silent_lost_after_s=1e6)
+        )
         threads = []
 
         def enter():
             threads.append(
                 join(
-                    self.place.address,
+                    self.coordinator.address,
                     process=0,
                     num_processes=2,
                     token="the secret",
@@ -322,13 +324,13 @@ class Mute:
 
         thread = threading.Thread(target=enter)
         thread.start()
-        self.other = self.place.process(1)
+        self.other = self.coordinator.process(1)
         thread.join(PATIENCE_S)
         (self.client,) = threads
 
     def close(self):
         self.client.close()
-        self.place.end()
+        self.coordinator.end()
 
 
 @pytest.fixture
@@ -353,7 +355,7 @@ def waiting_for_the_step(mute):
 def until_it_waits(mute, wait):
     while not mute.client.progress.is_waiting:
         assert wait.is_alive()
-        mute.place.ask("members")
+        mute.coordinator.ask("members")
 
 
 def test_deadline_names_the_process_that_has_not_reported_its_step(mute, monkeypatch, shoal_log):

@@ -88,7 +88,7 @@ def test_what_some_processes_compute_alone_is_one_warning(
     (words,) = [line for line in finished.lines if "compiled" in line]
     assert text.count("loss 4.0") == (processes - 1)
     assert "p0| 2 in all" in text
-    # How many more there are depends on which heartbeat is first: see test_place_wire.
+    # How many more there are depends on which heartbeat is first: see test_coordinator_wire.
     assert words.partition(": ")[2].removesuffix(" (1 more difference: shoal.job_status())") == (
         f"{beginning} compiled jit(true_divide) for {processes} devices of processes "
         f"0-{processes - 1} at {line_of(script)}{end}"

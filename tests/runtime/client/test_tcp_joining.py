@@ -34,13 +34,13 @@ def come(coordinators, run_all):
         client.close()
 
 
-def test_all_learn_the_hosts_and_the_address_of_jax(fresh_place, come):
+def test_all_learn_the_hosts_and_the_address_of_jax(fresh_coordinator, come):
     rows = [{"process": p, "host": f"host{p}"} for p in range(3)]
     rows[2]["jax_service"] = "10.0.0.9:1234"
-    for client in come(fresh_place(3), 3, *rows):
+    for client in come(fresh_coordinator(3), 3, *rows):
         assert client.hosts == ("host0", "host1", "host2")
         assert client.jax_service == "10.0.0.9:1234"
-    told = come(fresh_place(1, "--jax-service", "10.0.0.9:5"), 1, {"process": 0})
+    told = come(fresh_coordinator(1, "--jax-service", "10.0.0.9:5"), 1, {"process": 0})
     assert told[0].jax_service == "10.0.0.9:5"
 
 
@@ -56,9 +56,9 @@ def test_all_learn_the_hosts_and_the_address_of_jax(fresh_place, come):
         ),
     ],
 )
-def test_invalid_hello_of_one_process_raises_on_all_at_once(fresh_place, come, rows, words):
+def test_invalid_hello_of_one_process_raises_on_all_at_once(fresh_coordinator, come, rows, words):
     started = time.monotonic()
-    errors = come(fresh_place(2), 2, *rows)
+    errors = come(fresh_coordinator(2), 2, *rows)
     assert time.monotonic() - started < 8  # of the 10 they had given themselves
     for row, error in zip(rows, errors, strict=True):
         assert type(error) is InitializeError
@@ -67,8 +67,8 @@ def test_invalid_hello_of_one_process_raises_on_all_at_once(fresh_place, come, r
         assert str(error).startswith(f"process {row['process']} of {count} (")
 
 
-def test_missing_processes_are_named_on_all_at_the_earliest_deadline(fresh_place, come):
-    address = fresh_place(3)
+def test_missing_processes_are_named_on_all_at_the_earliest_deadline(fresh_coordinator, come):
+    address = fresh_coordinator(3)
     rows = [{"process": 0, "timeout_s": 60.0}, {"process": 2, "timeout_s": Allowance(0.3, 4.0)}]
     errors = come(address, 3, *rows)
     assert [type(error) for error in errors] == [InitializeError] * 2
@@ -76,15 +76,15 @@ def test_missing_processes_are_named_on_all_at_the_earliest_deadline(fresh_place
     assert "process 1 of 3 did not join within 4 s (the deadline of process 2)" in str(errors[0])
 
 
-def test_after_a_refusal_all_may_try_again(fresh_place, come):
-    address = fresh_place(2)
+def test_after_a_refusal_all_may_try_again(fresh_coordinator, come):
+    address = fresh_coordinator(2)
     come(address, 2, {"process": 0}, {"process": 1, "num_processes": 3})
     [first, second] = come(address, 2, {"process": 0}, {"process": 1})
     assert first.num_processes == second.num_processes == 2
 
 
-def test_death_of_a_process_while_joining_ends_joining_for_later_ones(fresh_place, come):
-    address = fresh_place(3)
+def test_death_of_a_process_while_joining_ends_joining_for_later_ones(fresh_coordinator, come):
+    address = fresh_coordinator(3)
     hello = {
         "protocol": PROTOCOL, "process": 1,
         "processes": 3, "host": "far", "pid": 7, "incarnation": "x", "versions": "",
@@ -99,17 +99,17 @@ def test_death_of_a_process_while_joining_ends_joining_for_later_ones(fresh_plac
     assert "process 1 (far, pid 7) died or gave up" in str(error)
 
 
-def test_a_wrong_token_is_refused_alone_and_the_right_one_still_gets_in(fresh_place, come):
-    address = fresh_place(1)
+def test_a_wrong_token_is_refused_alone_and_the_right_one_still_gets_in(fresh_coordinator, come):
+    address = fresh_coordinator(1)
     [error] = come(address, 1, {"process": 0, "token": "wrong"})
     assert type(error) is InitializeError
     assert "the token is wrong" in str(error)
     assert come(address, 1, {"process": 0})[0].num_processes == 1
 
 
-def test_token_never_appears_on_the_wire(fresh_place, come):
+def test_token_never_appears_on_the_wire(fresh_coordinator, come):
     """A relay between a process and the coordinator records both directions."""
-    place, recorded = split_address(fresh_place(1)), []
+    place, recorded = split_address(fresh_coordinator(1)), []
 
     def pass_on(source, sink):
         with contextlib.suppress(OSError):  # either end may go first
@@ -140,8 +140,8 @@ def test_token_never_appears_on_the_wire(fresh_place, come):
     assert b"the secret of the tests" not in wire
 
 
-def test_a_duplicate_is_refused_alone_once_the_job_is_complete(fresh_place, come, run_all):
-    address = fresh_place(2)
+def test_a_duplicate_is_refused_alone_once_the_job_is_complete(fresh_coordinator, come, run_all):
+    address = fresh_coordinator(2)
     members = come(address, 2, {"process": 0}, {"process": 1})
     [error] = come(address, 2, {"process": 1})
     assert type(error) is InitializeError
@@ -151,9 +151,9 @@ def test_a_duplicate_is_refused_alone_once_the_job_is_complete(fresh_place, come
 
 
 def test_process_can_join_the_next_job_while_others_are_still_in_the_last(
-    fresh_place, come, run_all
+    fresh_coordinator, come, run_all
 ):
-    address = fresh_place(2)
+    address = fresh_coordinator(2)
     old = come(address, 2, {"process": 0}, {"process": 1})
     for _ in range(3):
         old[0].close()
@@ -171,8 +171,8 @@ def test_process_can_join_the_next_job_while_others_are_still_in_the_last(
         old = new
 
 
-def test_joining_the_next_job_waits_until_the_last_coordinator_has_ended(fresh_place, come):
-    address = fresh_place(2, "--until-empty")
+def test_joining_the_next_job_waits_until_the_last_coordinator_has_ended(fresh_coordinator, come):
+    address = fresh_coordinator(2, "--until-empty")
     first, second = come(address, 2, {"process": 0}, {"process": 1})
     first.close()
     [error] = come(address, 2, {"process": 0, "timeout_s": 0.3})
@@ -250,8 +250,8 @@ def test_invalid_arguments_are_refused_before_connecting(come, address, options)
     assert type(error) is UsageError
 
 
-def test_hostile_bytes_do_not_hurt_a_job(fresh_place, come, run_all):
-    address = fresh_place(2)
+def test_hostile_bytes_do_not_hurt_a_job(fresh_coordinator, come, run_all):
+    address = fresh_coordinator(2)
     members = come(address, 2, {"process": 0}, {"process": 1})
     host, port = address.rsplit(":", 1)
     for verb, fields in (
@@ -282,15 +282,15 @@ def test_hostile_bytes_do_not_hurt_a_job(fresh_place, come, run_all):
     assert run_all(*meets) == [2, 2]
 
 
-def test_a_member_that_breaks_the_protocol_is_lost_alone(fresh_place, come):
-    first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
+def test_a_member_that_breaks_the_protocol_is_lost_alone(fresh_coordinator, come):
+    first, second = come(fresh_coordinator(2), 2, {"process": 0}, {"process": 1})
     second._life.send(pack_frame({"do": "nonsense"}), float("inf"))
     with pytest.raises(ProcessLostError, match="unknown verb 'nonsense'"):
         first.arrive(Point("x"), timeout_s=20)
 
 
-def test_process_declared_lost_raises_in_its_wait(fresh_place, come, run_all):
-    first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
+def test_process_declared_lost_raises_in_its_wait(fresh_coordinator, come, run_all):
+    first, second = come(fresh_coordinator(2), 2, {"process": 0}, {"process": 1})
 
     def declare():
         while not first.members(timeout_s=20)[1].is_waiting:
@@ -314,21 +314,21 @@ def _error_of(call):
     return caught.value
 
 
-def test_the_leader_of_a_host_knows_its_processes(fresh_place, come):
+def test_the_leader_of_a_host_knows_its_processes(fresh_coordinator, come):
     rows = [{"process": p, "host_id": host} for p, host in enumerate(["a", "b", "a", ""])]
-    clients = come(fresh_place(4), 4, *rows)
+    clients = come(fresh_coordinator(4), 4, *rows)
     assert [c.leader for c in clients] == [0, 1, 0, 3]
     assert [set(c.keeps) for c in clients] == [{0, 2}, {1}, set(), set()]
     assert set(clients[0].keeps.values()) == {os.getpid()}
 
 
-def test_processes_of_this_host_find_each_other(fresh_place, come):
-    first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
+def test_processes_of_this_host_find_each_other(fresh_coordinator, come):
+    first, second = come(fresh_coordinator(2), 2, {"process": 0}, {"process": 1})
     assert (first.leader, second.leader) == ((0, 0) if host_id() else (0, 1))
 
 
-def test_a_long_wait_for_others_is_logged_once(fresh_place, come, run_all, shoal_log):
-    address = fresh_place(3)
+def test_a_long_wait_for_others_is_logged_once(fresh_coordinator, come, run_all, shoal_log):
+    address = fresh_coordinator(3)
     early = {"process": 1, "host": "early", "warn_after_s": 0.05}
 
     def come_later():

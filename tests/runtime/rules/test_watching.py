@@ -89,10 +89,10 @@ def test_a_service_is_named_until_the_survivors_go_on_without_it(losses):
 class Watched:
     """A process that knows of a loss, checked at every moment, as by the watcher."""
 
-    def __init__(self, clock, losses, abort_after_s=30.0, timeout_s=600.0):
+    def __init__(self, clock, losses, hang_timeout_s=30.0, timeout_s=600.0):
         self.clock, self.peer_losses = clock, losses
         self.progress = Progress(clock)
-        self.patience = HangTimeout(abort_after_s, timeout_s)
+        self.patience = HangTimeout(hang_timeout_s, timeout_s)
         self.frame = "here"
 
     def ended_after(self, limit_s, move=lambda: None):
@@ -187,7 +187,7 @@ def test_an_interpreter_that_ends_in_order_is_left_alone(watched, losses):
 
 
 def test_infinite_limit_switches_it_off(clock, losses):
-    watched = Watched(clock, losses, abort_after_s=math.inf, timeout_s=1.0)
+    watched = Watched(clock, losses, hang_timeout_s=math.inf, timeout_s=1.0)
     losses.receive(1, "", Departure("killed", "lost"))
     assert watched.ended_after(1000) is None
     losses.mark_all_reported()

@@ -115,10 +115,10 @@ def test_the_errors_of_a_socket_have_classes_of_their_own(pair):
 
 
 @every_class
-def test_what_a_handler_raises_leaves_the_joining_of_a_job(coordinators, fresh_place, error):
+def test_what_a_handler_raises_leaves_the_joining_of_a_job(coordinators, fresh_coordinator, error):
     """Where nothing listens, where no answer comes, where others are missing, and once that was
     logged."""
-    place = fresh_place(2)
+    place = fresh_coordinator(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address, warn_after_s in (
             (address_text(*quiet_row(1)), 60),

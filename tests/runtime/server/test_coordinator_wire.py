@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runtime.bare_sockets import BEAT, LIMITS, PATIENCE_S, TOKEN, Place, Process
+from runtime.bare_sockets import BEAT, LIMITS, PATIENCE_S, TOKEN, BareCoordinator, Process
 from shoal.runtime.failures.program_text import program_warning
 from shoal.runtime.rules.joining import hosts_of, refusal_of_row
 from shoal.runtime.rules.point import Point
@@ -16,16 +16,16 @@ from shoal.runtime.server.coordinator import Coordinator
 
 
 @pytest.fixture
-def open_place():
-    places = []
+def open_coordinator():
+    coordinators = []
 
     def start(processes, **more):
-        places.append(Place(processes, **more))
-        return places[-1]
+        coordinators.append(BareCoordinator(processes, **more))
+        return coordinators[-1]
 
     yield start
-    for place in places:
-        place.end()
+    for coordinator in coordinators:
+        coordinator.end()
 
 
 def gone(process, state, words, name=None, **more):
@@ -33,10 +33,10 @@ def gone(process, state, words, name=None, **more):
     return {"is": "gone", "process": process, "name": name, "state": state, "body": words, **more}
 
 
-def test_welcome_has_the_heartbeat_period_and_the_leader_of_the_host(open_place):
-    place = open_place(5)
+def test_welcome_has_the_heartbeat_period_and_the_leader_of_the_host(open_coordinator):
+    coordinator = open_coordinator(5)
     ids = ["a", "b", "", "b", "a"]
-    told = [place.process(p, host_id=host_id) for p, host_id in enumerate(ids)]
+    told = [coordinator.process(p, host_id=host_id) for p, host_id in enumerate(ids)]
     welcomes = [process.told() for process in told]
     assert {w["is"] for w in welcomes} == {"welcome"}
     assert {(w["heartbeat_s"], w["lost_after_s"]) for w in welcomes} == {(0.25, 1.0)}
@@ -47,19 +47,19 @@ def test_welcome_has_the_heartbeat_period_and_the_leader_of_the_host(open_place)
     assert hosts_of(json.loads(welcomes[2]["body"])) == tuple(f"host{p}" for p in range(5))
 
 
-def test_a_beat_is_answered_and_shown(open_place):
-    place = open_place(2)
-    first, _ = place.job()
+def test_a_beat_is_answered_and_shown(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, _ = coordinator.job()
     first.beat()
     first.beat(step=None, wait_s=0.075)
-    member = place.ask("members")["members"][0]
+    member = coordinator.ask("members")["members"][0]
     assert member[2:4] == ["here", "step 3, joined, 0.0 s ago"]
     assert member[4:12] == [3, "", 0.0, False, 0.1, 7, 100, 0.075]
 
 
-def test_losses_and_failures_are_pushed_to_all_survivors_but_departures_are_not(open_place):
-    place = open_place(4)
-    first, second, third, fourth = place.job()
+def test_losses_and_failures_are_pushed_to_all_survivors_but_departures_are_not(open_coordinator):
+    coordinator = open_coordinator(4)
+    first, second, third, fourth = coordinator.job()
     second.close()
     reason = "its connection closed (killed?)"
     for process in (first, third, fourth):
@@ -69,26 +69,26 @@ def test_losses_and_failures_are_pushed_to_all_survivors_but_departures_are_not(
         assert process.told() == gone(2, "failed", "Traceback\nValueError: no data")
     third.beat()  # it still runs, and the next that it hears is the answer
     fourth.say("bye")
-    place.until_states("here", "lost", "failed", "left")
+    coordinator.until_states("here", "lost", "failed", "left")
     first.beat()  # the next that it hears is no farewell
     fourth.close()
     third.close()
     first.beat()
-    place.until_states("here", "lost", "failed", "left")
+    coordinator.until_states("here", "lost", "failed", "left")
 
 
-def test_pushes_are_limited_in_a_mass_loss_and_resume_once_survivors_meet(open_place):
-    place = open_place(70)
-    first, second, *others = place.job()
+def test_pushes_are_limited_in_a_mass_loss_and_resume_once_survivors_meet(open_coordinator):
+    coordinator = open_coordinator(70)
+    first, second, *others = coordinator.job()
     for process in others[:-1]:
         process.close()
-    place.until_states("here", "here", *["lost"] * 67, "here")
+    coordinator.until_states("here", "here", *["lost"] * 67, "here")
     first.beat()
     assert len(first.passed_by) == 64
     first.passed_by.clear()
     second.close()
-    place.until_states("here", *["lost"] * 68, "here")
-    lane = place.lane(first)
+    coordinator.until_states("here", *["lost"] * 68, "here")
+    lane = coordinator.lane(first)
     live = Point("live", (0, 1), survivors=True)
     lane.say("arrive", ticket=1, timeout_s=9, point=live)
     assert lane.told()["is"] == "live"
@@ -96,29 +96,29 @@ def test_pushes_are_limited_in_a_mass_loss_and_resume_once_survivors_meet(open_p
     assert first.told()["process"] == 69
 
 
-def test_silent_process_is_reported_to_waiting_processes_and_lost_much_later(open_place):
-    place = open_place(3)
-    first, second, third = place.job()
-    lane = place.lane(third)
+def test_silent_process_is_reported_to_waiting_processes_and_lost_much_later(open_coordinator):
+    coordinator = open_coordinator(3)
+    first, second, third = coordinator.job()
+    lane = coordinator.lane(third)
     lane.say("arrive", ticket=1, step=4, timeout_s=None, point=Point("x", (1, 2)))
-    place.turn(1.0, beating=(first, third))
+    coordinator.turn(1.0, beating=(first, third))
     silent = {"is": "silent", "process": 1, "body": "silent for 1 s; it may hold the interpreter"}
     for process in (first, third):
         told = process.told()
         assert {**told, "body": told["body"].removesuffix(" lock")} == silent
-    assert place.states() == ["here", "silent", "here"]
+    assert coordinator.states() == ["here", "silent", "here"]
     assert first.told() == {"is": "locate", "process": 1, "pid": 101, "body": ""}  # one is asked
     second.beat()
-    assert place.states() == ["here", "here", "here"]
-    place.turn(1.0, beating=(third,))
+    assert coordinator.states() == ["here", "here", "here"]
+    coordinator.turn(1.0, beating=(third,))
     told = [third.told() for _ in range(4)]  # the lowest that lives
     asked = [("silent", 0), ("locate", 0), ("silent", 1), ("locate", 1)]
     assert [(frame["is"], frame["process"]) for frame in told] == asked
     third.say("seen", process=1, site="a.py:9 (f)", share=0.0, limit_s=None)
-    place.now += 1000.0  # it was stopped, or the laptop slept
-    place.turn()
-    assert place.states() == ["silent", "silent", "here"]
-    place.turn(2.5, beating=(first, third))
+    coordinator.now += 1000.0  # it was stopped, or the laptop slept
+    coordinator.turn()
+    assert coordinator.states() == ["silent", "silent", "here"]
+    coordinator.turn(2.5, beating=(first, third))
     silence = "silent for 4 s, in native code that holds the interpreter lock, called at a.py:9"
     assert second.told() == {"is": "lost", "body": silence}
     assert second.told() is None
@@ -132,43 +132,43 @@ def test_silent_process_is_reported_to_waiting_processes_and_lost_much_later(ope
 def test_pending_heartbeats_are_read_before_liveness_is_judged():
     now = [1000.0]
     server = socket.create_server(("127.0.0.1", 0))
-    place = Coordinator(server, 1, token=TOKEN, limits=LIMITS, clock=lambda: now[0])
+    coordinator = Coordinator(server, 1, token=TOKEN, limits=LIMITS, clock=lambda: now[0])
     with ThreadPoolExecutor(1) as pool:  # it waits for a challenge
-        joining = pool.submit(Process, place.address, 0, 1)
-        while place.newest_job.meeting is None:
-            place._connections.poll(PATIENCE_S)
+        joining = pool.submit(Process, coordinator.address, 0, 1)
+        while coordinator.newest_job.meeting is None:
+            coordinator._connections.poll(PATIENCE_S)
         process = joining.result()
 
-    def half_a_second():  # two ticks: more is no time in which the place ran
+    def half_a_second():  # two ticks: more is no time in which the coordinator ran
         now[0] += 0.5
-        place._on_time(now[0])
-        return place.newest_job.meeting.members(now[0])[0].state
+        coordinator._on_time(now[0])
+        return coordinator.newest_job.meeting.members(now[0])[0].state
 
     assert half_a_second() == "here"
     process.say("beat", **BEAT)
-    inbox = place.newest_job.mail.lives[0].connection.socket
+    inbox = coordinator.newest_job.mail.lives[0].connection.socket
     assert select.select([inbox], [], [], PATIENCE_S)[0]
     assert [half_a_second() for _ in range(3)] == ["here", "here", "silent"]
-    place._connections.close_all()
+    coordinator._connections.close_all()
     process.close()
 
 
-def test_host_agent_reports_stopped_and_exited_processes(open_place):
-    place = open_place(4)
-    job = place.job()
-    host_agent = place.host_agent(job[0])
+def test_host_agent_reports_stopped_and_exited_processes(open_coordinator):
+    coordinator = open_coordinator(4)
+    job = coordinator.job()
+    host_agent = coordinator.host_agent(job[0])
     host_agent.say("states", stopped=[1], ended=[2])
-    place.turn_until("here", "stopped", "lost", "here", beating=(job[0], job[1], job[3]))
-    told = place.ask("members")["members"]
+    coordinator.turn_until("here", "stopped", "lost", "here", beating=(job[0], job[1], job[3]))
+    told = coordinator.ask("members")["members"]
     assert told[1][3].startswith("stopped (SIGSTOP?) for ")
     host_agent.say("states", stopped=[], ended=[])
-    place.until_states("here", "here", "lost", "here")
+    coordinator.until_states("here", "here", "lost", "here")
     host_agent.say("states", stopped=[1], ended=[])
     reason = "its process ended without leaving the job"
     assert job[2].told() == {"is": "lost", "body": reason}
     assert job[0].told() == gone(2, "lost", reason)
     assert job[1].told() == gone(2, "lost", reason)
-    place.turn_until("here", "lost", "lost", "here", beating=(job[0], job[3]))
+    coordinator.turn_until("here", "lost", "lost", "here", beating=(job[0], job[3]))
     assert job[1].told() == {"is": "lost", "body": "stopped (SIGSTOP?), silent for 1 s"}
     lost = job[0].told()
     silent = "stopped (SIGSTOP?), silent for 1 s"
@@ -176,50 +176,50 @@ def test_host_agent_reports_stopped_and_exited_processes(open_place):
     assert lost == gone(1, "lost", lost["body"])
 
 
-def test_process_that_sends_bye_before_it_exits_is_not_lost(open_place):
-    place = open_place(2)
-    first, second = place.job()
-    host_agent = place.host_agent(first)
+def test_process_that_sends_bye_before_it_exits_is_not_lost(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, second = coordinator.job()
+    host_agent = coordinator.host_agent(first)
     host_agent.say("states", stopped=[], ended=[1])
     second.say("bye")
     second.close()
-    place.until_states("here", "left")
-    place.turn(1.0, beating=(first,))
-    assert place.states() == ["here", "left"]
+    coordinator.until_states("here", "left")
+    coordinator.turn(1.0, beating=(first,))
+    assert coordinator.states() == ["here", "left"]
 
 
-def test_stopped_states_are_forgotten_when_the_host_agent_ends(open_place):
-    place = open_place(2)
-    first, _ = place.job()
-    host_agent = place.host_agent(first)
+def test_stopped_states_are_forgotten_when_the_host_agent_ends(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, _ = coordinator.job()
+    host_agent = coordinator.host_agent(first)
     host_agent.say("states", stopped=[1], ended=[])
     host_agent.say("states", stopped=[1], ended=[1, 5])  # breaks the protocol: it names others
     assert host_agent.told() is None
-    place.turn(1.0, beating=(first,))
-    assert place.states() == ["here", "silent"]
+    coordinator.turn(1.0, beating=(first,))
+    assert coordinator.states() == ["here", "silent"]
 
 
-def test_newest_host_agent_of_a_host_replaces_the_earlier_one(open_place):
-    place = open_place(2)
-    first, _ = place.job()
-    before = place.host_agent(first)
+def test_newest_host_agent_of_a_host_replaces_the_earlier_one(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, _ = coordinator.job()
+    before = coordinator.host_agent(first)
     before.say("states", stopped=[1], ended=[])
-    after = place.host_agent(first)
+    after = coordinator.host_agent(first)
     after.say("states", stopped=[], ended=[])
     assert before.told() is None
-    place.turn(1.0, beating=(first,))
-    assert place.states() == ["here", "silent"]
+    coordinator.turn(1.0, beating=(first,))
+    assert coordinator.states() == ["here", "silent"]
 
 
-def test_killed_service_is_reported_to_all_and_ends_their_waits(open_place):
-    place = open_place(2)
-    first, second = place.job()
-    service = place.service()
+def test_killed_service_is_reported_to_all_and_ends_their_waits(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, second = coordinator.job()
+    service = coordinator.service()
     service.say("beat")
     assert service.told()["is"] == "beat"
-    lane = place.lane(first)
+    lane = coordinator.lane(first)
     lane.say("arrive", ticket=5, timeout_s=9, point=Point("x"))
-    assert place.ask("members")["services"] == [["JAX's service", "far", "here", "serves"]]
+    assert coordinator.ask("members")["services"] == [["JAX's service", "far", "here", "serves"]]
     service.close()
     reason = "its connection closed (killed?)"
     for process in (first, second):
@@ -227,25 +227,25 @@ def test_killed_service_is_reported_to_all_and_ends_their_waits(open_place):
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 5)
     assert json.loads(answer["body"]) == {"gone": [], "services": [["JAX's service", reason]]}
-    assert place.ask("members")["services"] == [["JAX's service", "far", "lost", reason]]
+    assert coordinator.ask("members")["services"] == [["JAX's service", "far", "lost", reason]]
 
 
-def test_a_service_that_is_silent_is_lost_and_one_that_leaves_is_not(open_place):
-    place = open_place(1)
-    [process] = place.job()
-    silent, leaving = place.service("silent"), place.service("leaving")
+def test_a_service_that_is_silent_is_lost_and_one_that_leaves_is_not(open_coordinator):
+    coordinator = open_coordinator(1)
+    [process] = coordinator.job()
+    silent, leaving = coordinator.service("silent"), coordinator.service("leaving")
     leaving.say("bye")
     leaving.close()
-    place.turn(1.0, beating=(process,))
+    coordinator.turn(1.0, beating=(process,))
     assert process.told() == gone(None, "lost", "silent for 1 s", name="silent")
     assert silent.told() is None
-    assert [row[0] for row in place.ask("members")["services"]] == ["silent"]
+    assert [row[0] for row in coordinator.ask("members")["services"]] == ["silent"]
 
 
-def test_a_job_that_joins_is_refused_when_its_service_is_gone(open_place):
-    place = open_place(2)
-    service, first = place.service(), place.process(0)
-    place.until_states("here", "absent")
+def test_a_job_that_joins_is_refused_when_its_service_is_gone(open_coordinator):
+    coordinator = open_coordinator(2)
+    service, first = coordinator.service(), coordinator.process(0)
+    coordinator.until_states("here", "absent")
     service.close()
     told = first.told()
     refusal = refusal_of_row(told["refusal"])
@@ -254,26 +254,26 @@ def test_a_job_that_joins_is_refused_when_its_service_is_gone(open_place):
     assert first.told() is None
 
 
-def test_observer_sees_which_processes_joined_and_can_disconnect_freely(open_place):
-    place = open_place(2)
-    assert place.states() == ["absent", "absent"]
-    assert place.ask("stacks", processes=None) == {"stacks": {}}
-    place.process(1)
-    place.until_states("absent", "here")
-    rows = place.ask("members")["members"]
+def test_observer_sees_which_processes_joined_and_can_disconnect_freely(open_coordinator):
+    coordinator = open_coordinator(2)
+    assert coordinator.states() == ["absent", "absent"]
+    assert coordinator.ask("stacks", processes=None) == {"stacks": {}}
+    coordinator.process(1)
+    coordinator.until_states("absent", "here")
+    rows = coordinator.ask("members")["members"]
     assert rows[1][:4] == [1, "host1", "here", "waits for all to join"]
     assert rows[0][:4] == [0, "", "absent", "has not joined yet"]
-    other = place.stranger("observe", token=TOKEN)
+    other = coordinator.stranger("observe", token=TOKEN)
     assert other.told()["is"] == "welcome"
     other.close()
-    assert place.states() == ["absent", "here"]
+    assert coordinator.states() == ["absent", "here"]
 
 
 @pytest.mark.parametrize("asks", ["observer", "lane"])
-def test_stacks_are_requested_from_processes_and_returned_to_the_requester(open_place, asks):
-    place = open_place(3)
-    job = place.job()
-    asker = place.observer if asks == "observer" else place.lane(job[2])
+def test_stacks_are_requested_from_processes_and_returned_to_the_requester(open_coordinator, asks):
+    coordinator = open_coordinator(3)
+    job = coordinator.job()
+    asker = coordinator.observer if asks == "observer" else coordinator.lane(job[2])
     asker.say("stacks", ticket=70, processes=[1, 0, 1])
     for process in job[:2]:
         told = process.told()
@@ -282,17 +282,17 @@ def test_stacks_are_requested_from_processes_and_returned_to_the_requester(open_
     told = asker.told()
     assert (told["ticket"], told["is"]) == (70, "stacks")
     assert json.loads(told["body"]) == {"stacks": {"0": "in 0", "1": "in 1"}}
-    assert place.ask("members")["members"][1][4] == BEAT["step"]
+    assert coordinator.ask("members")["members"][1][4] == BEAT["step"]
 
 
-def test_deadline_answer_has_the_stacks_of_late_processes(open_place):
-    place = open_place(2)
-    first, second = place.job()
-    lane = place.lane(first)
+def test_deadline_answer_has_the_stacks_of_late_processes(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, second = coordinator.job()
+    lane = coordinator.lane(first)
     lane.say("arrive", ticket=1, timeout_s=0.5, point=Point("x"))
-    while "waits at" not in place.ask("members")["members"][0][3]:
+    while "waits at" not in coordinator.ask("members")["members"][0][3]:
         continue
-    place.turn(0.5)
+    coordinator.turn(0.5)
     told = second.told()
     assert told["is"] == "stacks"
     second.say("stacks", b"in load", ticket=told["ticket"], **BEAT)
@@ -303,33 +303,33 @@ def test_deadline_answer_has_the_stacks_of_late_processes(open_place):
     assert facts["words"][0][1].startswith("step 3, ")
 
 
-def test_launcher_gets_joins_and_departures_in_order(open_place):
-    place = open_place(4)
-    script = place.stranger("joined", token=TOKEN, process=2)  # it joins JAX's job only
+def test_launcher_gets_joins_and_departures_in_order(open_coordinator):
+    coordinator = open_coordinator(4)
+    script = coordinator.stranger("joined", token=TOKEN, process=2)  # it joins JAX's job only
     assert (script.told()["is"], script.told()) == ("welcome", None)
-    assert place.news == [{"joined": 2, "by_jax": True}]
-    place.news.clear()
-    first, second, third, _ = place.job()
-    host_agent = place.host_agent(first, pid=77)
+    assert coordinator.news == [{"joined": 2, "by_jax": True}]
+    coordinator.news.clear()
+    first, second, third, _ = coordinator.job()
+    host_agent = coordinator.host_agent(first, pid=77)
     host_agent.say("states", stopped=[3], ended=[])
-    place.until_states("here", "here", "here", "stopped")
-    assert sorted(news["joined"] for news in place.news[:-1]) == [0, 1, 2, 3]
+    coordinator.until_states("here", "here", "here", "stopped")
+    assert sorted(news["joined"] for news in coordinator.news[:-1]) == [0, 1, 2, 3]
     kept = {"keeper": "host", "pid": 77, "host": "host0", "processes": [0, 1, 2, 3]}
-    assert place.news.pop() == kept
-    place.news.clear()
+    assert coordinator.news.pop() == kept
+    coordinator.news.clear()
     third.say("failed", b"ValueError: no data")
-    place.until_states("here", "here", "failed", "stopped")
+    coordinator.until_states("here", "here", "failed", "stopped")
     second.say("bye", step=7)
-    place.until_states("here", "left", "failed", "stopped")
-    at_s = place.now
-    place.turn_until("here", "left", "failed", "lost", beating=[first])
-    lost_at_s = place.now
+    coordinator.until_states("here", "left", "failed", "stopped")
+    at_s = coordinator.now
+    coordinator.turn_until("here", "left", "failed", "lost", beating=[first])
+    lost_at_s = coordinator.now
     host_agent.close()
-    while len(place.news) < 5:
-        place.turn()
+    while len(coordinator.news) < 5:
+        coordinator.turn()
     first.close()
-    place.until_states("lost", "left", "failed", "lost")
-    failed, left, dismissed, lost, keeper_gone, last = place.news
+    coordinator.until_states("lost", "left", "failed", "lost")
+    failed, left, dismissed, lost, keeper_gone, last = coordinator.news
     assert left["at"]["step"] == 7  # newer than its last beat
     assert (
         set(failed.pop("at"))
@@ -349,36 +349,36 @@ def test_launcher_gets_joins_and_departures_in_order(open_place):
     )
 
 
-def test_host_agents_of_a_finished_job_are_not_reported_to_the_launcher(open_place):
-    place = open_place(2)
-    job = place.job()
-    host_agent = place.host_agent(job[0], pid=77)
+def test_host_agents_of_a_finished_job_are_not_reported_to_the_launcher(open_coordinator):
+    coordinator = open_coordinator(2)
+    job = coordinator.job()
+    host_agent = coordinator.host_agent(job[0], pid=77)
     host_agent.say("states", stopped=[1], ended=[])
-    place.until_states("here", "stopped")
+    coordinator.until_states("here", "stopped")
     for process in job:
         process.say("bye")
         process.close()
     assert host_agent.told() is None
-    assert not [news for news in place.news if "keeper_gone" in news]
+    assert not [news for news in coordinator.news if "keeper_gone" in news]
 
 
-def test_launcher_gets_the_loss_of_a_service(open_place):
-    place = open_place(2)
-    place.service().close()
-    while not place.news:
-        place.turn()
-    (news,) = place.news
+def test_launcher_gets_the_loss_of_a_service(open_coordinator):
+    coordinator = open_coordinator(2)
+    coordinator.service().close()
+    while not coordinator.news:
+        coordinator.turn()
+    (news,) = coordinator.news
     assert (news["service"], bool(news["words"])) == ("JAX's service", True)
 
 
-def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_place):
-    place = open_place(2)
-    first, second = place.job()
+def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_coordinator):
+    coordinator = open_coordinator(2)
+    first, second = coordinator.job()
     rows = [[name, f"jit({name})", "f32[8]", 2, "eval.py:31 (main)", 0] for name in ("f", "g")]
     first.say("beat", **BEAT, programs=[[None, 0, 2, rows]])
     first.say("beat", **BEAT, programs=[[None, 2, 2, []]])
     second.say("beat", **BEAT, programs=[[None, 1, 0, []]])
-    assert place.ask("members")["programs"] == [[], 0]  # it may only be behind
+    assert coordinator.ask("members")["programs"] == [[], 0]  # it may only be behind
     second.say("beat", **BEAT, programs=[[None, 2, 0, []]])
     told = next(frame for frame in iter(first.told, None) if frame["is"] != "beat")
     assert told["is"] == "programs"
@@ -386,7 +386,7 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
         "process 0 alone has compiled jit(f) for 2 devices of processes 0-1 at eval.py:31; if it "
         "runs it, it may wait for the others (1 more difference: shoal.job_status())"
     )
-    programs = place.ask("members")["programs"]
+    programs = coordinator.ask("members")["programs"]
     assert [len(programs[0]), programs[1]] == [2, 0]
     second.close()
     told = next(frame for frame in iter(first.told, None) if frame["is"] == "gone")
@@ -394,12 +394,12 @@ def test_one_warning_counts_the_programs_that_a_process_alone_has_compiled(open_
 
 
 @pytest.mark.parametrize("how", ["exited", "raised"])
-def test_a_process_that_has_called_exit_is_not_named_to_report(open_place, how):
-    place = open_place(2)
-    first, second = place.job()
+def test_a_process_that_has_called_exit_is_not_named_to_report(open_coordinator, how):
+    coordinator = open_coordinator(2)
+    first, second = coordinator.job()
     first.say("failed", b"exited with code 72", how=how)
-    place.until_states("failed", "here")
-    lane = place.lane(second)
+    coordinator.until_states("failed", "here")
+    lane = coordinator.lane(second)
     lane.say("report", sharing=[0, 1], waits=True, ticket=7)
     if how == "raised":  # the first is asked whether it is there
         assert first.told()["is"] == "reporter"
