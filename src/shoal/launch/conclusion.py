@@ -215,10 +215,9 @@ def dead_host_agent(
     """Return the host agent whose death made JAX abort the root, or None."""
     if root.code != -signal.SIGABRT or root.sent:
         return None
+    failed_s = root.known_failed_s or 0.0
     for host_agent in host_agents:
-        died_first = host_agent.gone_s is not None and host_agent.gone_s <= (
-            root.known_failed_s or 0.0
-        )
+        died_first = host_agent.gone_s is not None and host_agent.gone_s <= failed_s
         if root.process in host_agent.processes and died_first and host_agent.code != 0:
             return host_agent
     return None

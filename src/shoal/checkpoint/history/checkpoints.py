@@ -414,10 +414,8 @@ class Checkpoints(ReadOnlyHistory):
 
         check_flags("resume", check_init=check_init)
         restore = self._restoring("resume", target, timeout_s, options)
-        request, damaged = (
-            restore_request("resume", self._root, target, options),
-            self._saver.damaged,
-        )
+        request = restore_request("resume", self._root, target, options)
+        damaged = self._saver.damaged
 
         def ask(spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
             lines = (*spec, f"check_init={check_init}", *request.lines)

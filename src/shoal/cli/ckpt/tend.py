@@ -383,9 +383,9 @@ def delete(
         raise UsageError(f"{place.path} is a history of steps: which? Pass --step N")
     if step and not place.is_history:
         raise UsageError(f"{place.path} is one checkpoint, not a history: omit --step")
-    entries = [find_checkpoints(path, number).entries[0] for number in step or ()] or list(
-        place.entries
-    )
+    entries = list(place.entries)
+    if step:
+        entries = [find_checkpoints(path, number).entries[0] for number in step]
     for entry in entries:
         if entry.store.is_pinned:
             raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")

@@ -51,8 +51,8 @@ _FLUSH_S = 2.0  # time limit of the flush: a stream's lock may never be free
 class HangTimeout:
     """The hang time-outs of this process. Call `is_over` every TICK_S after a loss."""
 
-    def __init__(self, abort_after_s: float, timeout_s: float) -> None:
-        self._abort_after_s = abort_after_s
+    def __init__(self, hang_timeout_s: float, timeout_s: float) -> None:
+        self._hang_timeout_s = hang_timeout_s
         self._timeout_s = timeout_s
         self._mark: Hashable = None
         self._at = math.inf
@@ -63,7 +63,7 @@ class HangTimeout:
         mark: Hashable = None
         if frame is not None and not progress.is_waiting:
             mark = ("stuck", progress.since, progress.worked, frame)
-        return self._stood_s(now, mark) >= self._abort_after_s and mark is not None
+        return self._stood_s(now, mark) >= self._hang_timeout_s and mark is not None
 
     @classmethod
     def of_settings(cls) -> HangTimeout:
@@ -82,7 +82,7 @@ class HangTimeout:
         `frame` is the main thread's current position in Python, None if the interpreter exits.
         """
         cause = next(iter(peer_losses.unreported()), None)
-        is_reported, limit_s, position = False, self._abort_after_s, None
+        is_reported, limit_s, position = False, self._hang_timeout_s, None
         if cause is None:
             is_reported, limit_s, position = True, self._timeout_s, frame
             cause = next(iter(peer_losses.open()), None)
@@ -90,7 +90,7 @@ class HangTimeout:
         if cause is not None and frame is not None and not progress.is_waiting:
             mark = (is_reported, progress.since, progress.worked, position)
         waited_s = self._stood_s(now, mark)
-        if mark is None or math.isinf(self._abort_after_s) or waited_s < limit_s:
+        if mark is None or math.isinf(self._hang_timeout_s) or waited_s < limit_s:
             return None
         return cause
 

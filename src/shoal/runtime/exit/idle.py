@@ -110,7 +110,7 @@ class StallWatch:
         self._cpu_times = cpu_times or _cpu_times
         self._warn_s = settings.seconds("SHOAL_STALL_WARN_S")
         self._limit_s = settings.seconds("SHOAL_STALLED_AFTER_S")
-        self._abort_s = settings.seconds("SHOAL_HANG_TIMEOUT_S")
+        self._hang_timeout_s = settings.seconds("SHOAL_HANG_TIMEOUT_S")
         self._has_left = False  # another process, in order
         self._probe = probe or _ReturnProbe(asks=ends)
         self._are_devices_idle = are_devices_idle
@@ -187,7 +187,7 @@ class StallWatch:
         steps_s = _STEPS * (progress.step_s or 0.0)
         limit_s = self._limit_s
         if self._has_left and self._may_wait_in_jax():
-            limit_s = min(limit_s, self._abort_s)
+            limit_s = min(limit_s, self._hang_timeout_s)
         return max(limit_s, steps_s)
 
     def _may_wait_in_jax(self) -> bool:

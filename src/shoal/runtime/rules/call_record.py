@@ -244,9 +244,9 @@ class CallRecords:
                 text = f"{self._base} {sorted(members)}"
                 self._base = short_digest(text.encode()).hex()
                 self._start_again(*key)
-            elif (
-                call_record := self._call_records.get(key)
-            ) is not None and not call_record.is_unknown:
+                return
+            call_record = self._call_records.get(key)
+            if call_record is not None and not call_record.is_unknown:
                 count = exact_of(point.call_record).partition(":")[0]
                 call_record.forget(int(count or 0))
 
@@ -309,9 +309,9 @@ class CallRecords:
 
     def _is_new(self, difference: Found) -> bool:
         """Return whether the calls of a difference are still compared, and it is not reported."""
-        call_record = self._call_records.get((difference.group, difference.lane)) or CallRecord(
-            self._base
-        )  # no call yet
+        no_call_yet = CallRecord(self._base)
+        key = (difference.group, difference.lane)
+        call_record = self._call_records.get(key, no_call_yet)
         return call_record.base == difference.base and not call_record.is_silent
 
     def _beside(self, group: Group) -> list[LaneRecord]:

@@ -175,9 +175,9 @@ def compared_fields(point: Point) -> tuple[object, ...]:
 
 def differ(one: Point, other: Point) -> bool:
     """Return whether two arrivals at one gathering differ."""
-    return compared_fields(one) != compared_fields(other) or records_differ(
-        one.call_record, other.call_record
-    )
+    if compared_fields(one) != compared_fields(other):
+        return True
+    return records_differ(one.call_record, other.call_record)
 
 
 def divergence(

@@ -333,9 +333,8 @@ def _local_place(
         problems.append(
             f"{count_name}={count} contradicts the {num_processes} processes of the whole job"
         )
-    source = shown(
-        {name: variables[name] for name in (count_name or index_name,) if name}
-    )  # alike on all processes
+    name = count_name or index_name  # the count is alike on all processes
+    source = shown({name: variables[name]}) if name else ""
     return LocalPlace(index, count, source, launcher.binds_devices(env))
 
 

@@ -139,4 +139,4 @@ class _Workers(Generic[T]):
             yield item
 
 
-_WORKERS: ContextVar[_Workers[Any] | None] = ContextVar("shoal_crew", default=None)
+_WORKERS: ContextVar[_Workers[Any] | None] = ContextVar("shoal_workers", default=None)
