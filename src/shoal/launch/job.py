@@ -277,7 +277,10 @@ class Job:
             if time.monotonic() >= end_s:
                 return
             self._turn_launchers()
+            # First what the news say of this host's processes, of which the others' failure is
+            # often a consequence: both may arrive in one turn.
             look_s = self._look()  # may set a deadline
+            self._follow_others()
             next_s = min(look_s, self._launchers.next_s)
             deadlines = (end_s, self._terminate_at_s, self._kill_at_s, next_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
@@ -291,10 +294,13 @@ class Job:
                 self._kill()
 
     def _turn_launchers(self) -> None:
-        """Let the launchers of all nodes go on, and take what others report."""
+        """Let the launchers of all nodes go on, and print what they report."""
         lines = self._launchers.turn()
         if lines:
             self._print(*lines)
+
+    def _follow_others(self) -> None:
+        """Take failures and signals that other nodes report."""
         if self._launchers.has_failure and self._processes.alive and not self._is_ending:
             self._begin_failure_grace()
         for passed in self._launchers.take_signals():

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from processes.run.conftest import command_line
 from processes.run.launchers import Launchers, codes, said, verdict
 from shoal.testing.warding import Warden
 
@@ -266,22 +267,36 @@ def test_processes_that_cannot_be_started_on_node_1_end_the_job(launchers):
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
     reason="only root may make namespaces, with util-linux's unshare",
 )
-def test_the_launcher_says_where_the_only_process_of_its_host_is_lost(launchers):
-    """Node 1 has a pid namespace of its own, as another host has."""
+@pytest.mark.parametrize("is_late", [False, True], ids=["alone", "with its consequence"])
+def test_the_launcher_says_where_the_only_process_of_its_host_is_lost(launchers, is_late):
+    """Node 1 has a pid namespace of its own, as another host has.
+
+    A late launcher is stopped until process 0 has failed: it reads of the loss and of the failure
+    in one turn.
+    """
     script = (
         "import ctypes, os, time, shoal\n"
         "shoal.initialize()\n"
         "shoal.barrier('all')\n"
         "if shoal.process_index() == 1:\n"
         "    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # here\n"
+        "print('ready', flush=True)\n"
         "shoal.barrier('again')\n"
     )
     launchers.write(script)
     env = {"SHOAL_SILENT_LOST_AFTER_S": "3", "SHOAL_LOST_AFTER_S": "1"}
+    if is_late:
+        env |= {"SHOAL_LOST_AFTER_S": "30", "SHOAL_WARN_AFTER_S": "1"}
     both = [
         launchers.start(0, "-n", "1", **env),
         launchers.start(1, "-n", "1", before=CONTAINER, **env),
     ]
+    if is_late:
+        both[0].until("ready")
+        (supervisor,) = [pid for pid in launchers.pids(1) if "shoal-supervise" in command_line(pid)]
+        os.kill(supervisor, signal.SIGSTOP)
+        both[0].until("all processes of node 0 ")  # have ended
+        os.kill(supervisor, signal.SIGCONT)
     assert codes(both) == [71, 71], said(both)
     assert "shoal run: process 1 is lost, in native code called at script.py:5 " in both[1].said
     assert launchers.leaves_nobody()
