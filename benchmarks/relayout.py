@@ -144,7 +144,8 @@ def agreed() -> None:
     import numpy as np
 
     import shoal
-    from shoal.arrays.moving.move import Move, move
+    from shoal.arrays.moving.move import move
+    from shoal.arrays.moving.planned_move import ArrayMove
 
     shoal.initialize()
     mesh = shoal.make_mesh({"x": -1})
@@ -154,9 +155,9 @@ def agreed() -> None:
     target = shoal.named_sharding(columns)
     contestants = {
         "sent": lambda: shoal.relayout(rows, columns),
-        "sent, not agreed": lambda: move([Move(rows, rows, target)]),
+        "sent, not agreed": lambda: move([ArrayMove(rows, rows, target)]),
         "copied": lambda: shoal.relayout(whole, columns),
-        "copied, no call record": lambda: move([Move(whole, whole, target)]),
+        "copied, no call record": lambda: move([ArrayMove(whole, whole, target)]),
         "a barrier": lambda: shoal.barrier("alone"),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}

@@ -23,7 +23,8 @@ def no_fixed_bits(dtype: Any) -> str:
     """Return why arrays of a dtype of NumPy can be neither sent nor saved, or "".
 
     The one rule for both: elements have a fixed size, and the same bits mean the same on every
-    machine. These are NumPy's own numbers, text and times of fixed width, and those of ml_dtypes.
+    machine. These are NumPy's own numbers, text and times of fixed width, and those of ml_dtypes,
+    of which `checkpoint.tree.dtypes` lists how each is stored.
     """
     if dtype.names == ("float0",):
         return "which is the tangent of an integer, always 0; leave it out"

@@ -69,7 +69,8 @@ def parameters(target: object) -> str:
 
 
 def test_public_names_are_those_of_the_list():
-    assert [*lines()] == LIST.read_text(encoding="utf-8").splitlines()
+    listed = LIST.read_text(encoding="utf-8").splitlines()
+    assert [*lines()] == listed, "if so it is meant: python tests/golden/test_public_names.py"
 
 
 if __name__ == "__main__":

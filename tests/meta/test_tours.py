@@ -64,6 +64,7 @@ def test_the_table_has_the_messages_that_the_coordinator_sends():
 def test_the_numbers_on_the_page_are_those_of_the_code():
     header, own = f"{MAX_HEADER_BYTES >> 20} MiB", f"{ProcessCaller.max_body_bytes >> 20} MiB"
     assert f"`PROTOCOL`, now {PROTOCOL})" in WIRE
+    assert f"speaks protocol\n{PROTOCOL - 1}, the coordinator {PROTOCOL}:" in WIRE
     assert f"before its proof | {MAX_HELLO_BYTES >> 10} KiB | none |" in WIRE
     assert f"lifetime connection | {header} | {own}:" in WIRE
     assert f"call connection | {header} | {MAX_PAYLOAD_BYTES >> 20} MiB:" in WIRE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from public.wrong import ANY, WRONG
 from shoal.compat import multihost_utils
 from shoal.errors import ShoalError, UsageError
 
-NUMBERS = {"keep": 2, "max_host_bytes": 1 << 26, "n": 2}  # where 0 is wrong
+NUMBERS = {
+    "keep": 2,
+    "max_host_bytes": 1 << 26,
+    "n": 2,
+    "prefetch": 1,
+    "version": 1,
+}  # where 0 is wrong
 
 
 @pytest.fixture
@@ -63,8 +70,11 @@ def test_numbers_of_numpy_and_jax_are_numbers(calls):
                 forms = [np.int64(plain), np.uint32(plain), np.array(plain), jnp.asarray(plain)]
             else:
                 continue
-            if call.name == "delete" or isinstance(outcome(call, argument, plain), UsageError):
+            if call.name == "delete":
                 continue
+            error = outcome(call, argument, plain)
+            if isinstance(error, UsageError):
+                wrong.append(told(call, argument, plain, error))
             for value in forms:
                 error = outcome(call, argument, value)
                 if isinstance(error, UsageError):
@@ -102,6 +112,23 @@ def test_the_table_has_every_public_function(calls):
     elsewhere = {"initialize", "shutdown"}  # tests/runtime: they change the process
     tested = {name.split()[0].removeprefix("preemption.").partition(".")[0] for name in calls}
     assert public - tested - without_arguments - elsewhere == set()
+
+
+def test_the_table_has_every_argument(calls):
+    """Over all rows of one function; some call it through a function of their own."""
+    public = {name: value for _, names in public_modules() for name, value in names.items()}
+    tried: dict[str, set[str]] = {}
+    for call in calls.values():
+        tried.setdefault(call.name.split()[0], set()).update(call.kinds, call.arguments)
+    missing = {
+        f"{name}({parameter.name})"
+        for name, arguments in tried.items()
+        if name in public
+        for parameter in inspect.signature(public[name]).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in arguments
+    }
+    assert missing == {"Checkpoints(client)"}  # for tests
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def preempted(client: JobClient, step: int, *, timeout_s: float | None = None) -
       PeerFailedError: another process raised.
       DivergenceError: on each process, once: the processes made different calls that send nothing.
       DeadlineError: a process did not report its step in time: it is frozen.
-      UsageError: on this process: `step` is negative or not an integer.
+      UsageError: on this process: `step` is negative or not an integer, `timeout_s` not positive.
 
     >>> for step in range(3):
     ...     if preempted(step):
@@ -87,6 +87,8 @@ def preempted(client: JobClient, step: int, *, timeout_s: float | None = None) -
     >>> step
     2
     """
+    if timeout_s is not None:  # checked although it is seldom used
+        timeout_s = settings.timeout("preempted", timeout_s, "")
     stops = _stops_at(client, step, timeout_s)
     if stops:
         _send(client, client.stop.stop_at(int(step)))

@@ -22,6 +22,7 @@ from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import agreeing
+from shoal.checkpoint.saving.request import SaveOptions
 from shoal.checkpoint.saving.save import save, save_request, write_tree
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -288,7 +289,7 @@ def test_differing_saves_raise_divergence_and_write_nothing(path, tree, words):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("field", ["step", "user", "metrics", "overwrite", "path"])
+@pytest.mark.parametrize("field", [*SaveOptions._fields, "path"])
 def test_options_must_be_equal(tmp_path, field):
     def work(client):
         options = {
@@ -297,7 +298,7 @@ def test_options_must_be_equal(tmp_path, field):
             "metrics": {"p": client.process},
         }
         options["overwrite"] = bool(client.process)
-        named = {field: options[field]} if field in options else {}
+        named = {} if field == "path" else {field: options[field]}
         place = client.process if field == "path" else 0
         return save.on(client, tmp_path / str(place), {"w": 1}, name="a", **named)
 

@@ -271,11 +271,16 @@ def test_a_proof_cannot_be_sent_back(coordinator):
         introduction.check(Frame({"is": "proof", "proof": reader.next().header["proof"]}, b""))
 
 
-def test_hello_of_another_protocol_is_refused_as_such(coordinator):
-    told = coordinator.process(0, protocol=99).told()
+@pytest.mark.parametrize("protocol", [1, PROTOCOL - 1, PROTOCOL + 1, 99])
+def test_hello_of_another_protocol_is_refused_as_such(coordinator, protocol):
+    told = coordinator.process(0, protocol=protocol).told()
     assert told["is"] == "refused"
     (problem,) = refusal_of_row(told["refusal"]).problems
-    assert (problem.what, problem.given, problem.wanted) == ("protocol", "99", str(PROTOCOL))
+    assert (problem.what, problem.given, problem.wanted) == (
+        "protocol",
+        str(protocol),
+        str(PROTOCOL),
+    )
     assert "another version of shoal; install the same one everywhere" in told["body"]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
+from shoal.runtime.jax_service.host_agent_link import _LOCAL_INDICES
 from shoal.runtime.process import initialize, is_initialized
 from shoal.runtime.startup.inherited import note_of
 from shoal.runtime.startup.launcher_table import LAUNCHERS, first_host
@@ -17,6 +18,7 @@ from shoal.runtime.startup.launchers import decide, numbers_of, shown_job
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.wire.sockets import is_loopback
 
+DOCS = Path(__file__).parents[3] / "docs"
 SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
 JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}
 TORCH = {"RANK": "3", "WORLD_SIZE": "6", "MASTER_ADDR": "t", "MASTER_PORT": "29500"}
@@ -390,3 +392,13 @@ def test_the_variables_of_all_launchers_are_noted():
     names = {name for launcher in LAUNCHERS for name in launcher.identity if " " not in name}
     noted = note_of(dict.fromkeys(names, "1")).split()[1:]
     assert {name.partition(":")[0] for name in noted} == names
+
+
+def test_the_host_agent_knows_the_local_index_of_every_launcher():
+    assert {*_LOCAL_INDICES} == {name for row in LAUNCHERS for name in row.local_indices}
+
+
+def test_the_page_of_settings_names_the_variables_of_every_launcher():
+    text = (DOCS / "settings.md").read_text(encoding="utf-8")
+    names = {name for row in LAUNCHERS for name in (*row.indices, *row.counts) if " " not in name}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []

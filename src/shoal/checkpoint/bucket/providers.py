@@ -1,4 +1,7 @@
-"""The services that a bucket may be of, a row for each; each needs one in `credentials`, too."""
+"""The services that a bucket may be of, a row for each; each needs one in `credentials`, too.
+
+What one of them does otherwise than the rest stands where it is named: `S3`, `GCS`, `AZURE`.
+"""
 
 from __future__ import annotations
 

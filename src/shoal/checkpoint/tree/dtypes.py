@@ -50,10 +50,13 @@ _ENTRIES: Mapping[str, str] = {  # dtypes native to safetensors
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
+# Stored as two of another type, in an additional last dim.
 _PAIRS: Mapping[str, str] = {"complex128": "F64", "complex32": "F16", "bcomplex32": "BF16"}
+# Several elements of so many bits in a byte.
 _BITS_PACKED: Mapping[str, int] = {
     "int1": 1, "uint1": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
 }  # fmt: skip
+# One element in a byte, which safetensors knows as a number without a type.
 _ONE_PER_BYTE = (
     "float8_e3m4",
     "float8_e4m3",
@@ -171,6 +174,9 @@ def _unpack(packed: Bytes, per_byte: int, elements: int) -> Bytes:
     return apart.reshape(-1)[:elements]
 
 
+_UNKNOWN = "which cannot be stored; save its bits, .view(np.uint8)"  # a new one of ml_dtypes
+
+
 @lru_cache(maxsize=1024)
 def _name_of(dtype: np.dtype[Any]) -> str:
     name = dtype.name
@@ -179,7 +185,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     elif dtype.type is np.bytes_:
         name = dtype.str[1:]
     if _dtype_of(name) != (dtype if dtype.isnative else dtype.newbyteorder("=")):
-        what = f"has dtype {dtype}, {no_fixed_bits(dtype) or 'which cannot be stored'}"
+        what = f"has dtype {dtype}, {no_fixed_bits(dtype) or _UNKNOWN}"
         raise UsageTypeError(what, problems=[WrongType(what)])
     return name
 

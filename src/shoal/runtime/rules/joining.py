@@ -16,6 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
+# One more where a message, a field of one or its meaning changes. docs/how-it-works/wire.md has a
+# row for each message, and this number; tests/meta/test_tours.py compares both.
 PROTOCOL = 9
 # The texts in the bodies of refusals: what a client prints that knows no `Refusal`, or this reason.
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"

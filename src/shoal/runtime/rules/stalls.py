@@ -16,6 +16,9 @@ host has *seen* it: its signal handler answers, so it is neither stopped nor cut
 thread does nothing, in native code that holds its interpreter lock.
 
 Places explain a stall, and never decide: a healthy loop is seen at one place all the time.
+
+When a process reports is decided in it, by `exit.idle`; `Stalls.judge` decides for the job, and
+`server.job` calls it, and keeps each report as a process's activity, which `shoal watch` shows.
 """
 
 from __future__ import annotations

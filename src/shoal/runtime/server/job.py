@@ -223,7 +223,10 @@ class ServedJob:
             self._push_difference(difference)
 
     def take_idle_report(self, process: int, idle: Idle | None) -> None:
-        """Take a report that a process makes no progress; None: it makes it again."""
+        """Take a report that a process makes no progress; None: it makes it again.
+
+        It is kept as the process's activity, which last words and `shoal watch` show.
+        """
         if self.meeting is None:
             return
         self._stalls.receive(self._running.read(self.now()), process, idle)

@@ -408,6 +408,10 @@ def _name(pid: int) -> str:
 
 
 # ---- The table, in the order in which it is searched.
+#
+# A row needs more elsewhere: what identifies a process in `inherited`, its index on the host in
+# `host_agent_link`, its variables on docs/settings.md (test_launchers.py compares these three) and
+# docs/starting.md, and their prefix in tests/conftest.py.
 
 _PMIX = (
     "pass num_processes=, process_id= and coordinator_address=, or set SHOAL_NUM_PROCESSES,"
