@@ -28,9 +28,9 @@ import progress
 
 # Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
-    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "DTENSOR_", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
-    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTHONDONTWRITE",
-    "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
+    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "DTENSOR_", "JAX_", "JOB_COMPLETION_INDEX",
+    "KUBERNETES_", "LOCAL_", "MASTER_", "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_",
+    "PMIX_", "PRTE_", "PYTHONDONTWRITE", "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 

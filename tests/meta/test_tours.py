@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from meta import tours
 from meta.source import ROOT, package_tree
 from shoal.runtime.rules import meeting_answers
-from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.joining import PROTOCOL, Hello
 from shoal.runtime.server.callers import ProcessCaller
 from shoal.runtime.wire.frames import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES
 from shoal.runtime.wire.proof import CHALLENGE
@@ -69,6 +70,12 @@ def test_the_numbers_on_the_page_are_those_of_the_code():
     assert f"lifetime connection | {header} | {own}:" in WIRE
     assert f"call connection | {header} | {MAX_PAYLOAD_BYTES >> 20} MiB:" in WIRE
     assert f"| a connection proves itself | {STRANGER_S:g} |" in WIRE
+
+
+def test_the_row_of_hello_has_its_fields():
+    row = next(line for line in WIRE.splitlines() if line.startswith("| `hello` | any |"))
+    fields = {*Hello._fields, "nonce", "processes"} - {"num_processes"}
+    assert {*re.findall(r"`(\w+)`", row.split("|")[3])} == fields
 
 
 def test_a_good_page_passes():

@@ -191,6 +191,11 @@ def test_a_hello_needs_all_its_fields():
     for name in header:
         with pytest.raises(FrameError, match=name):
             parse_hello({key: value for key, value in header.items() if key != name})
+    newest = {**header, "protocol": PROTOCOL, "host_id": "h1"}
+    assert parse_hello(newest).host_id == "h1"
+    for name in newest:
+        with pytest.raises(FrameError, match=name):
+            parse_hello({key: value for key, value in newest.items() if key != name})
     for wrong in ({"timeout_s": 0}, {"process": True}, {"host": None}):
         with pytest.raises(FrameError):
             parse_hello({**header, **wrong})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.arguments import check_flags
 from shoal.checkpoint.bucket.credentials import Credentials, credentials
-from shoal.checkpoint.bucket.providers import AZURE, BY_SCHEME, S3, Provider
+from shoal.checkpoint.bucket.providers import AZURE, BY_SCHEME, Provider
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.paths import host_of
@@ -184,7 +184,7 @@ def _parsed(url: str) -> tuple[str, str, list[str]]:
         raise UsageError(f"Bucket: url={url!r} names a bucket, and no place in it: {write}")
     if {".", ".."} & {*parts}:
         raise UsageError(f"Bucket: url={url!r}: a bucket has no folders . and ..")
-    if BY_SCHEME[scheme] is S3 and match[2].endswith(_UNORDERED):
+    if BY_SCHEME[scheme].is_s3 and match[2].endswith(_UNORDERED):
         raise UsageError(
             f"Bucket: url={url!r}: directory buckets of S3 list names in no order, and are not "
             "supported: use a general purpose bucket"
@@ -233,7 +233,7 @@ def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]
             )
     virtual = [value for name, value in options.items() if "virtual_hosted" in name.lower()]
     virtual = virtual or [os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")]
-    if provider is S3 and str(virtual[0]).lower() in ("true", "1"):
+    if provider.is_s3 and str(virtual[0]).lower() in ("true", "1"):
         for endpoint in endpoints:
             if not endpoint.partition("://")[2].startswith(f"{bucket}."):
                 raise UsageError(
@@ -246,7 +246,7 @@ def _check(url: str, provider: Provider, bucket: str, options: Mapping[str, Any]
             f"Bucket({url!r}): which storage account? Pass account_name=, or set "
             "AZURE_STORAGE_ACCOUNT_NAME"
         )
-    if provider is S3 and any("storage.googleapis.com" in endpoint for endpoint in endpoints):
+    if provider.is_s3 and any("storage.googleapis.com" in endpoint for endpoint in endpoints):
         gs = f"gs:{url.partition(':')[2]}"
         raise UsageError(
             f"Bucket({url!r}): GCS ignores conditions in requests of S3, so of two saves of one "

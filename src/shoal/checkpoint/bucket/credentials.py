@@ -187,7 +187,7 @@ def credentials(provider: Provider, config: Mapping[str, Any]) -> Credentials:
         hint = "" if provider is GCS else f"; {_unread(provider)}with {cloud.library} installed"
         return Credentials(None, {}, f"{chain}{hint}", advice)
     except Exception as error:  # noqa: BLE001 - each library has errors of its own for "none"
-        if provider is S3 and type(error) is not ValueError:  # that is how obstore says "none"
+        if provider.is_s3 and type(error) is not ValueError:  # that is how obstore says "none"
             raise UsageError(
                 f"boto3 cannot use the settings of this user (~/.aws, AWS_PROFILE): {error}"
             ) from None

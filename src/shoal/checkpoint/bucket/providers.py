@@ -1,6 +1,6 @@
 """The services that a bucket may be of, a row for each; each needs one in `credentials`, too.
 
-What one of them does otherwise than the rest stands where it is named: `S3`, `GCS`, `AZURE`.
+What one of them does otherwise than the rest stands where it is asked for: `is_s3`, `GCS`, `AZURE`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ class Provider(NamedTuple):
     """An object store that addresses name."""
 
     name: str
-    schemes: tuple[str, ...]
+    schemes: tuple[str, ...]  # those that obstore knows; `Bucket` passes the address on
     endpoints: tuple[str, ...]  # the variables that name a server, the first one that is set counts
     store: str  # its class in obstore.store
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether it speaks the protocol of S3."""
+        return self.store == "S3Store"
 
 
 S3 = Provider(
@@ -31,3 +36,8 @@ AZURE = Provider(
     store="AzureStore",
 )
 BY_SCHEME = {scheme: provider for provider in (S3, GCS, AZURE) for scheme in provider.schemes}
+
+
+def provider_of(url: str) -> Provider:
+    """Return the service of the address of a bucket."""
+    return BY_SCHEME[url.partition("://")[0].lower()]

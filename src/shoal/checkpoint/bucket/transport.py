@@ -36,7 +36,7 @@ from shoal.checkpoint.bucket.objects import (
     UnclearError,
     scattered,
 )
-from shoal.checkpoint.bucket.providers import S3, Provider
+from shoal.checkpoint.bucket.providers import Provider, provider_of
 from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import ShoalError, StorageError, UsageError
 from shoal.runtime.system.threads import ended_with_others
@@ -198,7 +198,7 @@ def open_stores(
     part_s = PART_BYTES / _SLOWEST_BYTES_S
     limits = _READ_TIMEOUT, timedelta(seconds=part_s)
     make: Any = obstore.store.from_url
-    bundle = os.environ.get("AWS_CA_BUNDLE") if address.startswith(S3.schemes) else None
+    bundle = os.environ.get("AWS_CA_BUNDLE") if provider_of(address).is_s3 else None
     try:
         with _certificates(bundle):
             stores = [
@@ -459,7 +459,7 @@ class ObstoreObjects:
         message = f"\nthese credentials have no right to do that; they came from: {source}"
         if advice:
             message = f"\nno credentials are set: {advice}; those of {source} do not suffice"
-        if self._url.startswith(S3.schemes):
+        if provider_of(self._url).is_s3:
             message += "\nS3 also returns 403 for missing objects if you may not list the bucket"
         return message
 

@@ -177,6 +177,8 @@ def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s:
     return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{text}]"
 
 
+# What other code needs to know of a deadline it takes from the attributes. Of the text, reports
+# show the first line alone, without the `{me}: ` that it begins with; docs/messages.md quotes it.
 def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: float) -> DeadlineError:
     waiting, missing = late.waiting, late.waiting.missing
     whose = "its deadline" if late.by == me.process else f"the deadline of process {late.by}"

@@ -105,7 +105,11 @@ def _processes(row: Iterable[int]) -> tuple[int, ...]:
 
 
 class Hello(NamedTuple):
-    """The identity that a process presents once. Later protocols must not remove a field."""
+    """The identity that a process presents once. Later protocols must not remove a field.
+
+    A new one is read only from its protocol on, as `host_id`: what an older process sends must
+    still be read, so as to refuse it for its version.
+    """
 
     protocol: int
     process: int

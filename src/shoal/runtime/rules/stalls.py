@@ -19,6 +19,7 @@ Places explain a stall, and never decide: a healthy loop is seen at one place al
 
 When a process reports is decided in it, by `exit.idle`; `Stalls.judge` decides for the job, and
 `server.job` calls it, and keeps each report as a process's activity, which `shoal watch` shows.
+What users are told of it: `settings`, and the pages settings, watching, stopping and messages.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _STANCES = (IN_PROGRAM, SLOW, IN_JAX, FOR_READER, IN_SHOAL, LEFT, UNSEEN, HELD, 
 
 
 class Idle(NamedTuple):
-    """A process that has left no mark for long."""
+    """A process that has left no mark for long. Sent: one field more is a higher PROTOCOL."""
 
     idle_s: float  # without the time in which it was suspended
     limit_s: float  # after which it is stuck; inf: never

@@ -410,8 +410,9 @@ def _name(pid: int) -> str:
 # ---- The table, in the order in which it is searched.
 #
 # A row needs more elsewhere: what identifies a process in `inherited`, its index on the host in
-# `host_agent_link`, its variables on docs/settings.md (test_launchers.py compares these three) and
-# docs/starting.md, and their prefix in tests/conftest.py.
+# `host_agent_link`, its variables on docs/settings.md and docs/starting.md, their prefix in
+# tests/conftest.py (test_launchers.py compares all of these), and its name where `initialize` and
+# docs/install.md list them.
 
 _PMIX = (
     "pass num_processes=, process_id= and coordinator_address=, or set SHOAL_NUM_PROCESSES,"
