@@ -122,6 +122,7 @@ def test_a_launcher_as_the_command_leaves_nothing_of_the_outer_job(launch):
         subprocess.run([sys.executable, "-c", child + "print(*numbers_of(os.environ))"])
         raise ValueError(shoal.process_count())
     """
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "60"  # both end by themselves
     inner = ("env", "PMI_RANK=0", "PMI_SIZE=1", sys.executable, "script.py")
     words = ("-n", "2", "--no-prefix", "--no-python", *inner)
     ended = run(launch, *words, script=script)
