@@ -148,10 +148,12 @@ def test_failure_that_follows_another_is_not_the_verdict(launch):
         *("-n", "2"),
         script=WAIT
         + "import atexit, pathlib\n"
-        + "gone = pathlib.Path('gone')\n"
+        + "raised, gone = pathlib.Path('raised'), pathlib.Path('gone')\n"
         + "def last():\n"
+        + "    raised.touch()\n"
         + "    while not gone.exists(): time.sleep(0.01)\n"
         + "if me == 1: atexit.register(last); raise ValueError('the root')\n"
+        + "while not raised.exists(): time.sleep(0.01)\n"
         + "gone.touch(); sys.exit(72)\n",
     )
     assert finished.code == 1
