@@ -25,7 +25,7 @@ from typing import Any
 
 from rows import print_row
 
-from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.client.hello import Identity, hello_of
 from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
 from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
@@ -53,11 +53,16 @@ This program and the coordinator each open two files for each process: the limit
 def hello(index: int, count: int) -> dict[str, Any]:
     """Return the HELLO of a process."""
     host = f"host{index // PER_HOST}"
-    return {
-        "do": "hello", "protocol": PROTOCOL, "process": index, "processes": count, "host": host,
-        "pid": 1, "incarnation": str(index), "versions": "", "jax_service": "", "host_id": host,
-        "timeout_s": 300.0,
-    }  # fmt: skip
+    card = Identity(
+        process=index,
+        processes=count,
+        host=host,
+        token="",
+        versions="",
+        jax_service="",
+        host_id=host,
+    )
+    return hello_of(card, str(index), left_s=300.0)
 
 
 def lane(index: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.client.hello import Identity, hello_of
 from shoal.runtime.wire.connection import connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
 from shoal.runtime.wire.proof import Introduction, introduce
@@ -29,10 +29,16 @@ from shoal.runtime.wire.proof import Introduction, introduce
 Card = Mapping[str, object]  # a first frame
 PATIENCE_S = 20.0
 REFUSALS = ("the token is wrong", "has another token than")  # of a coordinator, of a launcher
-HELLO = {
-    "do": "hello", "protocol": PROTOCOL, "process": 1, "processes": 2, "host": "stranger", "pid": 1,
-    "incarnation": "0" * 16, "versions": "", "jax_service": "", "timeout_s": 1.0, "host_id": "",
-}  # fmt: skip
+IDENTITY = Identity(
+    process=1,
+    processes=2,
+    host="stranger",
+    token="",
+    versions="",
+    jax_service="",
+    host_id="",
+)
+HELLO = hello_of(IDENTITY, "0" * 16, left_s=1.0)
 
 NODE = {
     "do": "node", "node": 1, "nodes": 2, "processes": 1, "host": "stranger", "program": "job.py",

@@ -212,3 +212,18 @@ def test_every_provider_has_its_credentials_and_its_store():
 
     assert {*BY_SCHEME.values()} == {*_CLOUDS}
     assert all(hasattr(obstore.store, provider.store) for provider in _CLOUDS)
+
+
+VARIABLES = [(provider, variable) for provider in _CLOUDS for variable in provider.endpoints]
+
+
+@pytest.mark.parametrize(("provider", "variable"), VARIABLES)
+def test_every_variable_of_a_server_leads_to_it(provider, variable, of_one_key, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{of_one_key.server_port}")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    of_one_key.key = "of no request"
+    bucket = shoal.Bucket(f"{provider.schemes[0]}://bucket/run", skip_signature=True)
+    with pytest.raises(StorageError, match="ExpiredToken"):
+        objects_of(bucket).read("x")
+    assert of_one_key.asked >= 1

@@ -13,7 +13,9 @@ class Provider(NamedTuple):
 
     name: str
     schemes: tuple[str, ...]  # those that obstore knows; `Bucket` passes the address on
-    endpoints: tuple[str, ...]  # the variables that name a server, the first one that is set counts
+    # The variables that name a server, the first one that is set counts. obstore reads them itself;
+    # shoal only checks what they say.
+    endpoints: tuple[str, ...]
     store: str  # its class in obstore.store
 
     @property

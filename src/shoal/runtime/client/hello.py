@@ -162,7 +162,7 @@ def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame 
     """Send HELLO and wait for the answer. None: the coordinator is shutting down."""
     began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
-        card = _hello(waiting.card, incarnation, waiting.limit)
+        card = hello_of(waiting.card, incarnation, left_of(waiting.limit))
         refusal = introduce(channel, card, waiting.card.token, limit)
         frame = refusal or _await_welcome(channel, waiting, limit)
     except BaseException as error:
@@ -236,12 +236,12 @@ def _refused(what: str, frame: Frame) -> InitializeError:
     return InitializeError(f"{what}: {reason}", missing=refusal.missing, refusal=not_joined)
 
 
-def _hello(card: Identity, incarnation: str, limit: float) -> dict[str, Any]:
+def hello_of(card: Identity, incarnation: str, left_s: float) -> dict[str, Any]:
+    """Return a HELLO, which `rules.joining.parse_hello` reads."""
     hello: dict[str, Any] = card._asdict()
     del hello["token"]
     if card.versions is None:
         hello["versions"] = _versions()
-    left_s = left_of(limit)
     hello["do"] = "hello"
     hello["protocol"] = PROTOCOL
     hello["pid"] = os.getpid()

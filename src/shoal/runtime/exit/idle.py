@@ -181,6 +181,12 @@ class StallWatch:
             self._client.report("doing", _STARTING if self._is_starting else _STARTED)
 
     def _current_limit_s(self) -> float:
+        """Return after which time without a mark this process counts as stuck.
+
+        It decides twice: in what this process reports, and, as `_show` writes it, in what others
+        see while native code holds the interpreter lock and nothing here runs. So what exempts a
+        process belongs here; what changes it between two looks calls `progress.on_limit`.
+        """
         progress = self._client.progress
         if progress.within_s is not None:
             return progress.within_s
