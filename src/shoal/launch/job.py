@@ -277,8 +277,8 @@ class Job:
             if time.monotonic() >= end_s:
                 return
             self._turn_launchers()
-            # First what the news say of this host's processes, of which the others' failure is
-            # often a consequence: both may arrive in one turn.
+            # First the news of this host's processes: the failure of the others is often their
+            # consequence, and both may arrive in one turn.
             look_s = self._look()  # may set a deadline
             self._follow_others()
             next_s = min(look_s, self._launchers.next_s)

@@ -1,6 +1,6 @@
 """The services that a bucket may be of, a row for each; each needs one in `credentials`, too.
 
-What one of them does otherwise than the rest stands where it is asked for: `is_s3`, `GCS`, `AZURE`.
+What sets one of them apart is written where it matters: search for `is_s3`, `GCS` and `AZURE`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from shoal.errors import StorageError
 from shoal.runtime.preemption import note_commit
 from shoal.runtime.system import fault_points, progress_file
 
-MAX_FILE_BYTES = 16 << 30  # a larger box gets a file of its own; docs/buckets.md
+MAX_FILE_BYTES = 16 << 30  # a larger box gets a file of its own, as docs/buckets.md says
 
 
 class Snapshot(NamedTuple):

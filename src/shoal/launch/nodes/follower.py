@@ -159,8 +159,8 @@ class Follower(Peer):
     def _take_news(self, frame: Frame) -> None:
         try:
             line = dict(frame.header["line"])
-            if "at_s" in line:  # the shift is an estimate, and nothing has happened in the future
-                line["at_s"] = min(float(line["at_s"]) - self._shift_s, time.monotonic())
+            if "at_s" in line:
+                line["at_s"] = float(line["at_s"]) - self._shift_s
             self.news.receive(line)
         except (KeyError, TypeError, ValueError):
             raise FrameError("not news") from None

@@ -16,8 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
-# One more where a message, a field of one or its meaning changes. docs/how-it-works/wire.md has a
-# row for each message, and this number; tests/meta/test_tours.py compares both.
+# Raise it when a message changes, by a field or by its meaning. docs/how-it-works/wire.md has a row
+# for each message, and this number; tests/meta/test_tours.py compares both.
 PROTOCOL = 9
 # The texts in the bodies of refusals: what a client prints that knows no `Refusal`, or this reason.
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
@@ -107,8 +107,8 @@ def _processes(row: Iterable[int]) -> tuple[int, ...]:
 class Hello(NamedTuple):
     """The identity that a process presents once. Later protocols must not remove a field.
 
-    A new one is read only from its protocol on, as `host_id`: what an older process sends must
-    still be read, so as to refuse it for its version.
+    A new field is read only from its protocol on, as `host_id` is: the HELLO of an older process
+    must still be read, so that it is refused for its version.
     """
 
     protocol: int

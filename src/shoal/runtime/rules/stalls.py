@@ -20,8 +20,7 @@ Places explain a stall, and never decide: a healthy loop is seen at one place al
 When a process reports is decided in it, by `exit.idle`, which also leaves its limit where others
 of its host find it while it gives no heartbeat (`system.stacks.seen`). `Stalls.judge` decides for
 the job; `server.job` calls it, and keeps each report as a process's activity, which `shoal watch`
-shows. What users are told of it: `settings`, and the pages settings, watching, stopping and
-messages.
+shows. It is documented in `settings`, and on the pages settings, watching, stopping and messages.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def proof(secret: str, role: str, server_nonce: str, first: Mapping[str, Any]) -
 
 
 def derived(secret: str, words: str) -> str:
-    """Return a text that only someone who has the secret can compute, and that does not tell it."""
+    """Return a text that only a holder of the secret can compute, and that does not reveal it."""
     # surrogates, of an environment that is not UTF-8, must not raise
     key, message = (text.encode(errors="surrogatepass") for text in (secret, f"shoal {words}"))
     return hmac.digest(key, message, "sha256").hex()
