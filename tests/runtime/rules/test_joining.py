@@ -1,5 +1,6 @@
 """The rules of joining under a clock that the test turns."""
 
+import importlib
 import json
 from itertools import pairwise
 
@@ -7,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attacks import stranger
+from meta.source import ROOT
 from shoal.runtime.failures.joining_text import refusal_text
 from shoal.runtime.rules.joining import (
     PROTOCOL,
@@ -199,6 +202,13 @@ def test_a_hello_needs_all_its_fields():
     for wrong in ({"timeout_s": 0}, {"process": True}, {"host": None}):
         with pytest.raises(FrameError):
             parse_hello({**header, **wrong})
+
+
+def test_benchmarks_and_attacks_say_a_whole_hello(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    control_scale = importlib.import_module("control_scale")
+    for header in (control_scale.hello(0, 1), stranger.HELLO):
+        assert parse_hello(header).protocol == PROTOCOL
 
 
 @given(st.lists(st.sampled_from(["a", "b", ""])))

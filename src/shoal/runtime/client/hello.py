@@ -61,7 +61,7 @@ class Welcome(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The identity that a process presents."""
+    """The identity that a process presents, with which benchmarks and attacks say HELLO, too."""
 
     process: int
     processes: int

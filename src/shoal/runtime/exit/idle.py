@@ -185,7 +185,9 @@ class StallWatch:
 
         It decides twice: in what this process reports, and, as `_show` writes it, in what others
         see while native code holds the interpreter lock and nothing here runs. So what exempts a
-        process belongs here; what changes it between two looks calls `progress.on_limit`.
+        process from being stuck belongs here; what changes it between two looks calls
+        `progress.on_limit`. Whether it is idle is decided in `look`, and, for a process that gives
+        no heartbeat, in `Stalls.judge`.
         """
         progress = self._client.progress
         if progress.within_s is not None:

@@ -25,7 +25,7 @@ MAX_BYTES = 64 << 10
 _DUMP = getattr(signal, "SIGRTMAX", 0) - 3  # real-time: no program uses it by chance
 _DUMP_NAME = "shoal-dump"
 _SHOWN = struct.Struct("<3d")  # of the memory file: see `DumpFile`
-_LIMIT = struct.Struct("<d")
+_LIMIT = struct.Struct("<d")  # the last of it
 _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 # How faulthandler writes what is not ASCII, of a path as well.
