@@ -41,11 +41,15 @@ class ProcessStatus(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What another process of its host has seen of a process that gives no heartbeat."""
+    """What another process of its host has seen of a process that gives no heartbeat.
+
+    `stacks.DumpFile` shows it, and `stacks.seen` reads it there. Sent: one field more is a higher
+    PROTOCOL, and is read by `stalls.seen_of`.
+    """
 
     site: str = ""  # where it stands in its program; empty: its signal handler did not answer
     share: float = 1.0  # of a core, used by its main thread since its watcher last ran
-    limit_s: float = math.inf  # after which it is stuck
+    limit_s: float = math.inf  # after which it is stuck; inf also where it is unknown
 
 
 def shows_own_pids() -> bool:
